@@ -11,12 +11,17 @@
 // `layout`, `normal_send`, perhaps `normal_count`, and `normal_receive`, and a combine
 // `normal_return` and `normal_sum`.
 //
+// A call of normal mode in several rounds is `layout`, perhaps `normal_count`, and `normal_totals`;
+// then, for each round, `layout` and `normal_dispatch_round`, or `normal_send` and
+// `normal_receive_round`; for each round of a combine `normal_combine_round`, or
+// `normal_return_round` and `normal_sum`. `normal_recount` reads the counts of such a handle.
+//
 // A launch that waits for peers has so few blocks that all of them run at the same time, with those
 // of all other ranks on the GPU.
 
 #include "low_latency/combine_chunks.cuh"
 #include "low_latency/packed.cuh"
-#include "normal/combine.cuh"
+#include "normal/rounds.cuh"
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_LAYOUT_THREADS)
     uccl_ep_layout(const __grid_constant__ UcclEpLayout p) {
@@ -126,5 +131,41 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_combine(const __grid_constant__ UcclEpNormalCombine p) {
   UCCL_SHARED(CombineState, s);
-  normal_combine(p, s);
+  normal_combine(p, s, OneReturn{});
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
+    uccl_ep_normal_totals(const __grid_constant__ UcclEpNormalTotals p) {
+  UCCL_SHARED(NormalReceiveState, s);
+  normal_totals(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_normal_recount(const __grid_constant__ UcclEpNormalRecount p) {
+  UCCL_SHARED(NormalReceiveState, s);
+  normal_recount(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_normal_dispatch_round(const __grid_constant__ UcclEpNormalDispatchRound p) {
+  UCCL_SHARED(NormalDispatchState, s);
+  normal_dispatch_round(p, s.rows, s.out);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_normal_receive_round(const __grid_constant__ UcclEpNormalReceiveRound p) {
+  UCCL_SHARED(NormalReceiveState, s);
+  normal_receive_round(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_normal_return_round(const __grid_constant__ UcclEpNormalReturnRound p) {
+  UCCL_SHARED(ReturnRoundState, s);
+  normal_return_round(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_normal_combine_round(const __grid_constant__ UcclEpNormalCombineRound p) {
+  UCCL_SHARED(CombineState, s);
+  normal_combine(p.whole, s, RoundReturn{p.round});
 }

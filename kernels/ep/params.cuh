@@ -337,7 +337,7 @@ struct UcclEpNormalCount {
 struct UcclEpHostMailbox {
   u64 ticket;
   u32 is_taken;                         // Whether the same launch takes the rows out.
-  u32 zero;
+  u32 most_tokens;                      // The most tokens of any rank.
   u32 from[UCCL_EP_MAX_RANKS];
   u32 per_expert[UCCL_EP_MAX_EXPERTS];  // By local expert.
 };
@@ -433,4 +433,73 @@ struct UcclEpNormalSum {
 struct UcclEpNormalCombine {
   UcclEpNormalReturn send;
   UcclEpNormalSum sum;
+};
+
+// A part of a call of several rounds: see normal/rounds.cuh.
+struct UcclEpRound {
+  // u32 by rank: received tokens of the whole call before its first; and then all of them.
+  u64 starts;
+  u64 per_expert;        // u32 by local expert: tokens of the whole call.
+  // u32 by rank: the row of its first token in this round; and that in the next.
+  u64 firsts;
+  u64 next_firsts;
+  // u32 by rank and local expert: the row of the rank's first token for the expert in this round,
+  // and in the next; or null: rows are by token.
+  u64 expert_rows;
+  u64 next_expert_rows;
+  u32 first_token;       // The number at its rank of each rank's first token in this round.
+  u32 most;              // The most tokens of any rank in the whole call.
+  u32 is_last;
+  u32 zero;
+};
+
+// The call that sends the counts of all rounds.
+struct UcclEpNormalTotals {
+  UcclEpSend send;
+  u64 starts;       // The tables of the handle, as those of UcclEpNormalReceive.
+  u64 per_expert;
+  u64 ends;
+  u64 firsts;       // The tables of the first round, as those of UcclEpRound.
+  u64 expert_rows;
+  u32 len;          // Rows that fit into the output.
+  u32 tokens;       // Tokens that fit into the tables.
+  u32 most;         // The most tokens of any rank in all rounds.
+  u32 alignment;
+  u32 begins;       // Whether this launch begins the call.
+  u32 zero;
+};
+
+// Writes the counts of a handle to the host's mailbox.
+struct UcclEpNormalRecount {
+  UcclEpGroup group;
+  u64 starts;
+  u64 per_expert;
+  u64 mailbox;        // As those of UcclEpNormalCount.
+  u64 ticket;
+  u32 local_experts;
+  u32 zero;
+};
+
+// A round of a dispatch, in one launch.
+struct UcclEpNormalDispatchRound {
+  UcclEpNormalDispatch whole;
+  UcclEpRound round;
+};
+
+// The receive of a round.
+struct UcclEpNormalReceiveRound {
+  UcclEpNormalReceive receive;
+  UcclEpRound round;
+};
+
+// The rows of a round that go back.
+struct UcclEpNormalReturnRound {
+  UcclEpNormalReturn send;
+  UcclEpRound round;
+};
+
+// A round of a combine, in one launch.
+struct UcclEpNormalCombineRound {
+  UcclEpNormalCombine whole;
+  UcclEpRound round;
 };

@@ -34,9 +34,14 @@ class Elastic(OnDevice):
             allow_hybrid,
             self.multiple,
         )
+        size = ElasticBuffer.get_buffer_size_hint(group, *sizes)
+        if self.is_on_gpu and self.draw.random() < 0.5:
+            # There is room for fewer tokens, so calls take several rounds.
+            fewer = self.draw.choice([1, 2, max(1, self.sizes.most // 3)])
+            size = ElasticBuffer.get_buffer_size_hint(group, fewer, *sizes[1:])
         self.buffer = ElasticBuffer(
             None if self.shares_context else group,
-            ElasticBuffer.get_buffer_size_hint(group, *sizes),
+            size,
             num_max_tokens_per_rank=self.sizes.most,
             allow_multiple_reduction=self.multiple,
             allow_hybrid_mode=allow_hybrid,

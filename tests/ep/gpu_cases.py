@@ -191,51 +191,91 @@ def counts_by_scaleup_rank(run: Callable[..., list[Any]]) -> None:
         run(2, spread, 1)
 
 
-def too_many(rank: Rank, worst: int, via_host: bool) -> None:
-    """Rank 0 has more tokens than there is room for: its error names the setting, and the other
-    ranks fail at once."""
+def in_rounds(rank: Rank, worst: bool, via_host: bool) -> None:
+    """Ranks have more tokens than the buffer has room for, and some have few or none: calls take
+    several rounds."""
+    from uccl.ep import Buffer
+
+    exact = Exact(rank, buffer_of(rank))
+    way = {"allow_nvlink_for_low_latency_mode": not via_host}
+    small = Buffer(None, rank.size() * 5000, comm=rank, device="cuda", timeout=LIMIT, **way)
+    rows = TOKENS * rank.size() if worst else 0
+    for tokens in ([TOKENS, 8, 0], [3, TOKENS, 20], [2, 2, 2]):
+        few = tokens[rank.rank() % len(tokens)]
+        x, choices, weights = (tensor[:few].contiguous() for tensor in exact.given)
+        _, _, per_expert, token_in_rank, _ = small.get_dispatch_layout(choices, EXPERTS)
+        for _ in range(2):
+            received, *_, handle, _ = small.dispatch(
+                x,
+                is_token_in_rank=token_in_rank,
+                num_tokens_per_expert=per_expert,
+                topk_idx=choices,
+                topk_weights=weights,
+                num_worst_tokens=rows,
+            )
+            again, *_ = small.dispatch(x, handle=handle)
+            outs = [small.combine(each, handle)[0] for each in (received, again)]
+            torch.cuda.current_stream().synchronize()
+            small.check()
+            for out in outs:
+                wanted = exact.x[:few].float() * exact.copies[:few]
+                assert torch.equal(out.cpu().float(), wanted)
+    exact.check([exact.normal()], [])
+
+
+def too_many(rank: Rank, is_elastic: bool, worst: bool, via_host: bool) -> None:
+    """Rank 0 has more tokens than the call says: its error names the argument, and the other ranks
+    fail at once."""
     from uccl.ep import Buffer, ElasticBuffer
 
     exact = Exact(rank, buffer_of(rank))
     x, choices, _ = exact.given
-    way = {"allow_nvlink_for_low_latency_mode": not via_host}
-    small = Buffer(None, 1 << 14, comm=rank, device="cuda", timeout=LIMIT, **way)
-    elastic = ElasticBuffer(
-        None,
-        1 << 22,
-        num_max_tokens_per_rank=8,
-        comm=rank,
-        device="cuda",
-        num_gpu_timeout_secs=LIMIT,
-    )
     few = slice(None) if rank.rank() == 0 else slice(8)
     mine = choices[few].contiguous()
-    _, _, per_expert, _, _ = small.get_dispatch_layout(mine, EXPERTS)
+    buffer: Any
+    if is_elastic:
+        buffer = ElasticBuffer(
+            None,
+            1 << 22,
+            num_max_tokens_per_rank=8,
+            comm=rank,
+            device="cuda",
+            num_gpu_timeout_secs=LIMIT,
+        )
+    else:
+        way = {"allow_nvlink_for_low_latency_mode": not via_host}
+        size = 1 << 14 if worst else 1
+        buffer = Buffer(None, size, comm=rank, device="cuda", timeout=LIMIT, **way)
+        # Without rows for the worst case there is not even room for a token, which is wide.
+        x = x if worst else x.repeat(1, 16)
 
-    def of_buffer() -> None:
-        small.dispatch(
-            x[few], topk_idx=mine, num_tokens_per_expert=per_expert, num_worst_tokens=worst
+    def call() -> None:
+        if is_elastic:
+            buffer.dispatch(x[few], mine, num_experts=EXPERTS, do_cpu_sync=not worst)
+            return
+        _, _, per_expert, _, _ = buffer.get_dispatch_layout(mine, EXPERTS)
+        rows = 8 * rank.size() if worst else 0
+        buffer.dispatch(
+            x[few], topk_idx=mine, num_tokens_per_expert=per_expert, num_worst_tokens=rows
         )
 
-    def of_elastic() -> None:
-        elastic.dispatch(x[few], mine, num_experts=EXPERTS, do_cpu_sync=not worst)
-
-    for call, buffer, setting in (
-        (of_buffer, small, "UCCL_EP_TOKENS_AT_ONCE"),
-        (of_elastic, elastic, "num_max_tokens_per_rank"),
-    ):
-        if rank.rank() == 0:
-            with pytest.raises(ValueError, match=f"this rank has {TOKENS} tokens, and .*{setting}"):
-                call()
-        else:
-            with pytest.raises(
-                RuntimeError,
-                match="rank 0 has more tokens than the buffer has room for.*UCCL_EP_TOKENS_AT_ONCE",
-            ):
-                call()
-                torch.cuda.current_stream().synchronize()
-                buffer.check()
-        torch.cuda.current_stream().synchronize()
+    if is_elastic:
+        why = f"this rank has {TOKENS} tokens, and .*num_max_tokens_per_rank"
+    elif worst:
+        why = f"this rank has {TOKENS} tokens, and .*num_worst_tokens"
+    else:
+        why = "the call needs .* bytes of the buffer, which has"
+    # A rank with tokens finds no room by itself.
+    if rank.rank() == 0 or not (is_elastic or worst):
+        with pytest.raises(ValueError, match=why):
+            call()
+    else:
+        why = "rank 0 has more tokens than .*num_worst_tokens.*num_max_tokens_per_rank"
+        with pytest.raises(RuntimeError, match=why):
+            call()
+            torch.cuda.current_stream().synchronize()
+            buffer.check()
+    torch.cuda.current_stream().synchronize()
     exact.check([exact.normal()], [])
 
 

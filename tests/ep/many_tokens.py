@@ -31,8 +31,8 @@ class ManyTokens(OnDevice):
             self.sizes.hidden * 2, group.size()
         )
         # A small buffer has room for a token or two of each rank and of each node, so a dispatch
-        # takes several rounds. On GPUs a dispatch has one round.
-        room = room if self.is_on_gpu or self.draw.random() < 0.5 else group.size() * 60_000
+        # takes several rounds.
+        room = room if self.draw.random() < 0.5 else group.size() * 60_000
         self.buffer = Buffer(None if self.shares_context else group, room, **keywords)
         self.reserve_on_comm(group)
         nodes = 1 if self.is_on_gpu else self.buffer.runtime.nodes.count

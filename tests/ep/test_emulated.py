@@ -221,9 +221,19 @@ def test_the_hint_has_room_for_the_tokens_of_programs(run: Any) -> None:
 
 
 @pytest.mark.parametrize("via_host", [False, True])
-@pytest.mark.parametrize("worst", [0, 3 * gpu_cases.TOKENS])
-def test_all_ranks_fail_in_a_call_that_is_too_large(run: Any, worst: int, via_host: bool) -> None:
-    run(in_threads, 3, gpu_cases.too_many, worst, via_host)
+@pytest.mark.parametrize("worst", [False, True])
+def test_more_tokens_than_the_buffer_has_room_for_go_in_rounds(
+    run: Any, worst: bool, via_host: bool
+) -> None:
+    run(in_threads, 3, gpu_cases.in_rounds, worst, via_host)
+
+
+@pytest.mark.parametrize(("is_elastic", "via_host"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize("worst", [False, True])
+def test_all_ranks_fail_in_a_call_that_is_too_large(
+    run: Any, is_elastic: bool, worst: bool, via_host: bool
+) -> None:
+    run(in_threads, 3, gpu_cases.too_many, is_elastic, worst, via_host)
 
 
 def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:

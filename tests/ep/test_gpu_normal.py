@@ -200,6 +200,14 @@ def test_a_graph_refuses_to_wait_for_counts() -> None:
 
 
 @pytest.mark.parametrize("via_host", [False, True])
-@pytest.mark.parametrize("worst", [0, 3 * TOKENS])
-def test_all_ranks_fail_in_a_call_that_is_too_large(worst: int, via_host: bool) -> None:
-    threads(3, lambda rank: gpu_cases.too_many(rank, worst, via_host))
+@pytest.mark.parametrize("worst", [False, True])
+def test_more_tokens_than_the_buffer_has_room_for_go_in_rounds(worst: bool, via_host: bool) -> None:
+    threads(3, lambda rank: gpu_cases.in_rounds(rank, worst, via_host))
+
+
+@pytest.mark.parametrize(("is_elastic", "via_host"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize("worst", [False, True])
+def test_all_ranks_fail_in_a_call_that_is_too_large(
+    is_elastic: bool, worst: bool, via_host: bool
+) -> None:
+    threads(3, lambda rank: gpu_cases.too_many(rank, is_elastic, worst, via_host))

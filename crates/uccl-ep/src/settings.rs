@@ -128,7 +128,7 @@ const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_EP_TOKENS_AT_ONCE",
         default: "2048",
-        doc: "The size hint of normal mode has room for two calls with so many tokens of each rank. On GPUs one call may use all of it: 4096 tokens of each rank. The same on all ranks",
+        doc: "`Config.get_nvl_buffer_size_hint` has room for two calls with so many tokens of each rank. On GPUs a round of a call may use all of it: 4096 tokens of each rank. More go in further rounds. The same on all ranks",
         allowed: "a number of tokens, more than 0",
         apply: |settings, value| {
             settings.tokens_at_once = Some(decimal(value)?).filter(|tokens| *tokens > 0)?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use uccl_ep::{combine::Order, cuda::Occupancy, numerics::quantise::ScaleFormat};
 use uccl_p2p::Transport;
 
-use self::cuda::{Case, Format, Loss, Masks, Normal, Ranks, Route, ways_of_a_plan, world};
+use self::cuda::{Case, Format, Loss, Masks, Normal, Ranks, Rounds, Route, ways_of_a_plan, world};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -299,6 +299,51 @@ fn a_plan_asks_for_memory_and_waits_as_it_must() {
     emulator::load();
     for ranks in [1, 2] {
         ways_of_a_plan(ranks);
+    }
+}
+
+const ROUNDS: Rounds = Rounds {
+    tokens: &[7, 5],
+    room: 4,
+    blocks: 2,
+    by_expert: None,
+    is_bounded: false,
+    route: Route::Direct,
+    masks_late: false,
+};
+
+#[test]
+fn more_tokens_than_the_pool_has_room_for_go_in_rounds() {
+    emulator::load();
+    ROUNDS.run();
+    // A rank has few tokens, or none, and learns of the others'.
+    Rounds { tokens: &[3, 11], ..ROUNDS }.run();
+    Rounds { tokens: &[0, 9, 2], blocks: 3, ..ROUNDS }.run();
+    Rounds { tokens: &[10], room: 3, ..ROUNDS }.run();
+    // As many as fit, and one more.
+    Rounds { tokens: &[4, 4], ..ROUNDS }.run();
+    Rounds { tokens: &[4, 5], ..ROUNDS }.run();
+    for by_expert in [None, Some(4)] {
+        // No host waits.
+        Rounds { is_bounded: true, by_expert, ..ROUNDS }.run();
+        Rounds { is_bounded: true, by_expert, tokens: &[9, 0, 4], ..ROUNDS }.run();
+    }
+    // More segments than one in a round, and rounds that begin within one.
+    Rounds { tokens: &[140, 30], room: 135, blocks: 4, ..ROUNDS }.run();
+}
+
+#[test]
+fn rounds_of_two_launches_are_like_those_of_one() {
+    emulator::load();
+    let via_host = Rounds { route: Route::ViaHost(2, Transport::Tcp), ..ROUNDS };
+    let masks_late = Rounds { masks_late: true, ..ROUNDS };
+    for by_launches in [via_host, masks_late] {
+        by_launches.run();
+        Rounds { tokens: &[2, 9, 0], ..by_launches }.run();
+        for by_expert in [None, Some(4)] {
+            let is_bounded = true;
+            Rounds { is_bounded, by_expert, tokens: &[9, 0, 4, 6], ..by_launches }.run();
+        }
     }
 }
 

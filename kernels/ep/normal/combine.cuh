@@ -131,6 +131,29 @@ __device__ __forceinline__ void return_each(const UcclEpNormalReturn& p, const T
   }
 }
 
+// The tokens received from a rank: the first, and their number. Values from a corrupted table are
+// capped.
+struct RankTokens {
+  u32 first;
+  u32 count;
+};
+
+// The rows that go back in a call of one round. A call of several has another such type: see
+// rounds.cuh.
+struct OneReturn {
+  __device__ __forceinline__ RankTokens from(const UcclEpNormalReturn& p, u32 rank) const {
+    const u32* starts = reinterpret_cast<const u32*>(p.starts);
+    u32 end = min(starts[rank + 1], starts[p.group.ranks]), first = min(starts[rank], end);
+    return {p.spread != 0 ? rank * p.spread : first, min(end - first, p.slots)};
+  }
+  // The first row of a rank's tokens.
+  __device__ __forceinline__ u32 first_of(const UcclEpNormalReturn& p, u32 rank) const {
+    return first_row(p.spread, reinterpret_cast<const u32*>(p.starts), rank);
+  }
+  // The slot of a token, by its number at its rank.
+  __device__ __forceinline__ u32 slot(u32 token) const { return token; }
+};
+
 // Destinations of a token's rows: its first slot, and this rank's slot. 0: none.
 struct ReturnSlots {
   u64 first;
@@ -138,9 +161,11 @@ struct ReturnSlots {
   u32 rank;
 };
 
-__device__ __forceinline__ ReturnSlots return_slots_of(const UcclEpNormalReturn& p, const PlacedCall& call,
-                                                       u32 at) {
-  u32 origin = reinterpret_cast<const u32*>(p.origin)[at], token = reinterpret_cast<const u32*>(p.src_info)[at];
+template <typename Rows>
+__device__ __forceinline__ ReturnSlots return_slots_of(const UcclEpNormalReturn& p, const Rows& rows,
+                                                       const PlacedCall& call, u32 at) {
+  u32 origin = reinterpret_cast<const u32*>(p.origin)[at];
+  u32 token = rows.slot(reinterpret_cast<const u32*>(p.src_info)[at]);
   u32 rank = origin / UCCL_EP_ORIGIN_RANK, nth = origin % UCCL_EP_ORIGIN_RANK;
   // Indices from corrupted tensors reach no other memory.
   if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
@@ -150,9 +175,10 @@ __device__ __forceinline__ ReturnSlots return_slots_of(const UcclEpNormalReturn&
 }
 
 // Sends a token's row, its rows or their sum back to the token's rank.
-__device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const PlacedCall& call, const Team& team,
-                                             u32 at) {
-  ReturnSlots back = return_slots_of(p, call, at);
+template <typename Rows>
+__device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const Rows& rows, const PlacedCall& call,
+                                             const Team& team, u32 at) {
+  ReturnSlots back = return_slots_of(p, rows, call, at);
   if (back.first == 0) return;
   if (p.metadata == 0) {
     return_row(p, team, at, back.to);
@@ -167,9 +193,11 @@ __device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const 
 __device__ __forceinline__ bool has_each(const UcclEpNormalReturn& p) { return p.metadata != 0 && p.sends_each != 0; }
 
 // The copy of the `i`th slot: of a token, or of one of its choices.
-__device__ __forceinline__ RowCopy nth_slot_copy(const UcclEpNormalReturn& p, const PlacedCall& call, u32 i) {
-  u32 at = has_each(p) ? i / p.top_k : i;
-  ReturnSlots back = return_slots_of(p, call, at);
+template <typename Rows, typename RowAt>
+__device__ __forceinline__ RowCopy nth_slot_copy(const UcclEpNormalReturn& p, const Rows& rows,
+                                                 const PlacedCall& call, u32 i, RowAt row_at) {
+  u32 at = row_at(has_each(p) ? i / p.top_k : i);
+  ReturnSlots back = return_slots_of(p, rows, call, at);
   if (back.first == 0 || !has_each(p)) return {0, back.to, back.rank};
   u32 choice = i % p.top_k;
   if (row_of_nth_choice(p, at, choice) == NO_ROW) return {0, 0, 0};
@@ -192,8 +220,8 @@ __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, WaitS
   u32 total = reinterpret_cast<const u32*>(p.starts)[g.ranks];
   Team team = team_for(total);
 #pragma unroll 1
-  for (u32 at = team.first; at < total; at += team.step) return_token(p, w.call, team, at);
-  auto of = [&](u32 i) { return nth_slot_copy(p, w.call, i); };
+  for (u32 at = team.first; at < total; at += team.step) return_token(p, OneReturn{}, w.call, team, at);
+  auto of = [&](u32 i) { return nth_slot_copy(p, OneReturn{}, w.call, i, [](u32 at) { return at; }); };
   u32 slots = has_each(p) ? total * p.top_k : total;
   end_send(g, p.call, w, [&] { send_rows_far(g, w, of, slots, p.slot_stride); });
 }
@@ -374,19 +402,6 @@ __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, WaitState& 
   if (is_last_block(p.group, STEP_RECEIVE, w)) set_taken(p.group, p.call, w);
 }
 
-// The tokens received from a rank: the first, and their number. Values from a corrupted table are
-// capped.
-struct RankTokens {
-  u32 first;
-  u32 count;
-};
-
-__device__ __forceinline__ RankTokens received_from(const UcclEpNormalReturn& p, u32 rank) {
-  const u32* starts = reinterpret_cast<const u32*>(p.starts);
-  u32 end = min(starts[rank + 1], starts[p.group.ranks]), first = min(starts[rank], end);
-  return {p.spread != 0 ? rank * p.spread : first, min(end - first, p.slots)};
-}
-
 // The number of ranks that rows go back to. This rank's own rows are not copied, unless they are
 // summed.
 __device__ __forceinline__ u32 ranks_of(const UcclEpNormalReturn& p) {
@@ -394,26 +409,28 @@ __device__ __forceinline__ u32 ranks_of(const UcclEpNormalReturn& p) {
 }
 
 // The number of chunks to send: those of the rank that has the most, times the ranks.
-__device__ __forceinline__ u32 chunks_of(const UcclEpNormalReturn& p) {
+template <typename Rows>
+__device__ __forceinline__ u32 chunks_of(const UcclEpNormalReturn& p, const Rows& rows) {
   u32 most = 0;
 #pragma unroll 1
-  for (u32 rank = 0; rank < p.group.ranks; rank++) most = max(most, chunking_of(received_from(p, rank).count).flags);
+  for (u32 rank = 0; rank < p.group.ranks; rank++) most = max(most, chunking_of(rows.from(p, rank).count).flags);
   return most * ranks_of(p);
 }
 
 // Sends rows back, chunk by chunk; ranks take turns.
-__device__ __forceinline__ void return_chunks(const UcclEpNormalReturn& p, const PlacedCall& call,
+template <typename Rows>
+__device__ __forceinline__ void return_chunks(const UcclEpNormalReturn& p, const Rows& of, const PlacedCall& call,
                                               const Share& share, FlagQueue& out) {
   const UcclEpGroup& g = p.group;
   u32 ranks = ranks_of(p);
-  send_chunks(out, chunks_of(p), share, [&](u32 chunk, u32 nth) {
+  send_chunks(out, chunks_of(p, of), share, [&](u32 chunk, u32 nth) {
     u32 flag = chunk / ranks, rank = (g.rank + 1 + chunk % ranks) % g.ranks;
-    RankTokens received = received_from(p, rank);
+    RankTokens received = of.from(p, rank);
     Chunking chunking = chunking_of(received.count);
     bool has = flag < chunking.flags && !is_masked(call, rank);
     Chunk rows = chunk_of(chunking, flag, has ? received.count : 0);
 #pragma unroll 1
-    for (u32 at = rows.begin; at < rows.end; at++) return_token(p, call, rows.team, received.first + at);
+    for (u32 at = rows.begin; at < rows.end; at++) return_token(p, of, call, rows.team, received.first + at);
     hand_over_flags(out, nth, has ? 1 : 0, [&](u32) -> ReadyFlag {
       u64 word = flags_of(g, call, rank, g.rank) + sizeof(u64) * flag;
       return {word, chunk_flag(call.number, rows.begin, rows.end - rows.begin)};
@@ -451,13 +468,14 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
 }
 
 // Sums tokens as their rows come. A warp loads the routing of its next token while it sums one.
-__device__ __forceinline__ void sum_chunks(const UcclEpNormalCombine& p, CombineState& s) {
+template <typename Rows>
+__device__ __forceinline__ void sum_chunks(const UcclEpNormalCombine& p, CombineState& s, const Rows& rows) {
   const UcclEpNormalSum& sum = p.sum;
   const UcclEpNormalReturn& back = p.send;
   u32 me = sum.group.rank, tokens = sum.routes.tokens;
   // Several warps share each of a few tokens. A sum has no flag, so many pieces cost nothing.
   u32 pieces = pieces_of(tokens, UCCL_EP_CHUNKS);
-  u32 first = first_row(back.spread, reinterpret_cast<const u32*>(back.starts), me);
+  u32 first = rows.first_of(back, me);
   TokenRouting next;
   share_out(
       sum.group, s.wait.call, tokens * pieces, [&](u32 i) { next = routing_of(sum, i / pieces); },
@@ -472,7 +490,8 @@ __device__ __forceinline__ void sum_chunks(const UcclEpNormalCombine& p, Combine
 }
 
 // Sends back and sums in one launch, chunk by chunk.
-__device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, CombineState& s) {
+template <typename Rows>
+__device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, CombineState& s, const Rows& rows) {
   const UcclEpNormalReturn& back = p.send;
   const UcclEpGroup& g = back.group;
   WaitState& w = s.wait;
@@ -484,9 +503,9 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Com
   }
   if (!has_rows(back, w)) return;
   Share share = senders(SENDERS);
-  if (ranks_of(back) > 0 && has_block(share)) return_chunks(back, w.call, share, s.out);
+  if (ranks_of(back) > 0 && has_block(share)) return_chunks(back, rows, w.call, share, s.out);
   if (!wait_for_data(g, back.call, 0, w)) return;
-  sum_chunks(p, s);
+  sum_chunks(p, s, rows);
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
   end_shares(g, w.call);
   take_place(g, back.call, w.call);

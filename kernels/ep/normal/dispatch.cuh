@@ -178,6 +178,9 @@ __device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const Pla
   });
 }
 
+// More tokens than any rank has: where the host decides on rounds.
+constexpr u32 ANY_TOKENS = 0xffffffff;
+
 // State of a block that receives.
 struct NormalReceiveState {
   WaitState wait;
@@ -223,24 +226,62 @@ __device__ __forceinline__ void place_experts(const UcclEpNormalReceive& p, Norm
   scan(s.firsts, p.local_experts, s.sums);
 }
 
+// Sends far ranks their counts, without records. One block.
+__device__ __forceinline__ void send_counts_far(const UcclEpSend& p, WaitState& w) {
+  const UcclEpGroup& g = p.group;
+  u32 rank = threadIdx.x;
+  __threadfence_system();
+  if (rank - lane_of_thread() >= g.ranks) return;
+  bool has = rank < g.ranks && is_far(g, rank) && !is_masked(w.call, rank);
+  send_far(g, w, has, rank, has ? window_of(g, rank) + w.call.place + g.rank * p.area.len : 0, p.area.first);
+}
+
 // Sends a call's counts once the call has room; a later launch sends its rows. One block.
 __device__ __forceinline__ bool send_only_counts(const UcclEpSend& p, WaitState& w) {
   if (!wait_for_room(p.group, p.call, w)) return false;
   send_routed_counts(p, w.call);
   take_place(p.group, p.call, w.call);
+  if (has_far(p.group)) send_counts_far(p, w);
   set_arrived(p.group, p.call, w);
   return true;
 }
 
-// Writes the receive counts to the host's mailbox, and whether this launch takes the rows out. One
-// block.
+// Sets a fault: a rank has more tokens than any may have. One thread.
+UCCL_COLD void set_tokens_fault(const UcclEpCall& c, WaitState& w, u32 rank, u64 most, u64 tokens) {
+  w.expected[rank] = most;
+  w.seen[rank] = tokens;
+  set_fault(w, UCCL_EP_DISAGREE, c.agreed + 1, rank);
+}
+
+// As `count_records`; sets a fault if a rank has more tokens than any may have.
+__device__ __forceinline__ bool count_received(const UcclEpGroup& g, const UcclEpCall& c, u32 most, WaitState& w,
+                                               u32* starts) {
+  u32 rank = threadIdx.x;
+  if (rank < g.ranks && !is_masked(w.call, rank) && w.extras[1][rank] > most)
+    set_tokens_fault(c, w, rank, most, w.extras[1][rank]);
+  return count_records(g, c, most, w, starts);
+}
+
+// The most tokens of any rank. The block has the headers.
+__device__ __forceinline__ u32 most_tokens(const UcclEpGroup& g, const WaitState& w) {
+  u64 most = 0;
+#pragma unroll 1
+  for (u32 rank = 0; rank < g.ranks; rank++) {
+    if (!is_masked(w.call, rank)) most = max(most, w.extras[1][rank]);
+  }
+  return static_cast<u32>(min(most, static_cast<u64>(ANY_TOKENS)));
+}
+
+// Writes the receive counts to the host's mailbox, whether this launch takes the rows out, and the
+// most tokens of any rank. One block.
 __device__ __forceinline__ void write_mailbox(const UcclEpGroup& g, u32 local, const NormalReceiveState& s, u64 to,
-                                              u64 ticket, bool is_taken) {
+                                              u64 ticket, bool is_taken, u32 most) {
   UcclEpHostMailbox* mailbox = reinterpret_cast<UcclEpHostMailbox*>(to);
   if (threadIdx.x < g.ranks) mailbox->from[threadIdx.x] = s.starts[threadIdx.x + 1] - s.starts[threadIdx.x];
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) mailbox->per_expert[expert] = s.counts[expert];
   if (threadIdx.x == 0) mailbox->is_taken = is_taken;
+  if (threadIdx.x == 0) mailbox->most_tokens = most;
   __threadfence_system();
   __syncthreads();
   if (threadIdx.x == 0) store_release(to, ticket);
@@ -254,9 +295,9 @@ __device__ __forceinline__ void normal_count(const UcclEpNormalCount& p, NormalR
   if (!begin_block(g, send.call, p.begins != 0 ? STEP_SEND : STEP_RECEIVE, s.wait)) return;
   if (p.begins != 0 && !send_only_counts(send, s.wait)) return;
   if (!wait_for_data(g, send.call, 0, s.wait, {send.area.len, local})) return;
-  if (!count_records(g, send.call, p.slots, s.wait, s.starts)) return;
+  if (!count_received(g, send.call, ANY_TOKENS, s.wait, s.starts)) return;
   count_by_expert(g, send.area.len, local, s);
-  write_mailbox(g, local, s, p.mailbox, p.ticket, false);
+  write_mailbox(g, local, s, p.mailbox, p.ticket, false, most_tokens(g, s.wait));
 }
 
 // Whether all rows, or tokens, fit; else sets a fault.
@@ -295,6 +336,24 @@ __device__ __forceinline__ u32 first_row(u32 spread, const u32* starts, u32 rank
   return spread != 0 ? rank * spread : starts[rank];
 }
 
+// Where the tokens of a call go that has one round. A call of several has another such type: see
+// rounds.cuh.
+struct OneRound {
+  // The first row of a rank's tokens.
+  __device__ __forceinline__ u32 first_of(const UcclEpNormalReceive& p, const NormalReceiveState& s, u32 rank) const {
+    return first_row(p.spread, s.starts, rank);
+  }
+  // The row of a rank's first token for an expert.
+  __device__ __forceinline__ u32 first_of_expert(const UcclEpNormalReceive& p, const NormalReceiveState& s, u32 rank,
+                                                 u32 local) const {
+    return s.firsts[local] + s.before[rank * p.local_experts + local];
+  }
+  // The number at its rank of the `nth` token that the rank has sent.
+  __device__ __forceinline__ u32 token(u32 nth) const { return nth; }
+  // The most tokens of any rank in the call.
+  __device__ __forceinline__ u32 most(const UcclEpNormalReceive& p) const { return p.slots; }
+};
+
 // A received token: a record in this rank's window.
 struct Record {
   const UcclEpNormalReceive& p;
@@ -330,18 +389,21 @@ __device__ __forceinline__ LocalChoice choice_here(const UcclEpNormalReceive& p,
 }
 
 // The row of a lane's choice, where rows are by expert; or NO_ROW.
-__device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const NormalReceiveState& s, u32 from,
-                                             u32 choice) {
+template <typename Rows>
+__device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const NormalReceiveState& s,
+                                             const Rows& rows, u32 from, u32 choice) {
   LocalChoice local_choice = choice_here(p, choice);
   if (local_choice.local == NO_EXPERT) return NO_ROW;
-  u32 row = s.firsts[local_choice.local] + s.before[from * p.local_experts + local_choice.local] + local_choice.place;
+  u32 row = rows.first_of_expert(p, s, from, local_choice.local) + local_choice.place;
   // Bounds the rows of a peer with counts that contradict its records.
   return row < p.len ? row : NO_ROW;
 }
 
 // Stores the origin of a token, from `sent`, its record's last word. Returns its number. One lane.
-__device__ __forceinline__ u32 store_origin(const UcclEpNormalReceive& p, const Arrival& a, u32 sent) {
-  u32 token = sent & ((1u << TOKEN_BITS) - 1);
+template <typename Rows>
+__device__ __forceinline__ u32 store_origin(const UcclEpNormalReceive& p, const Rows& rows, const Arrival& a,
+                                            u32 sent) {
+  u32 token = rows.token(sent & ((1u << TOKEN_BITS) - 1));
   reinterpret_cast<u32*>(p.src_info)[a.at] = token;
   reinterpret_cast<u32*>(p.origin)[a.at] = a.from * UCCL_EP_ORIGIN_RANK + (sent >> TOKEN_BITS);
   return token;
@@ -355,8 +417,9 @@ struct TokenMetadata {
 };
 
 // Stores the choices and weights of a token that has its index for a row. One warp.
-__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const TokenMetadata& metadata,
-                                             const Arrival& a) {
+template <typename Rows>
+__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const Rows& rows,
+                                             const TokenMetadata& metadata, const Arrival& a) {
   u32 lane = lane_of_thread();
   if (lane < p.top_k) {
     u64 at = static_cast<u64>(a.at) * p.top_k + lane;
@@ -367,7 +430,7 @@ __device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const
       reinterpret_cast<float*>(p.weights)[at] = is_here || p.zero_foreign_weights == 0 ? metadata.weight : 0.0f;
     }
   }
-  if (lane == 0 && p.origin != 0) store_origin(p, a, metadata.sent);
+  if (lane == 0 && p.origin != 0) store_origin(p, rows, a, metadata.sent);
 }
 
 // Stores the weight of each row. Lanes in `repeated` repeat an expert, and add their weights to its
@@ -385,8 +448,9 @@ __device__ __forceinline__ void put_weights(float* weights, float weight, u32 ro
 
 // Stores the weights and metadata of a token with a row for each choice. A choice that repeats an
 // expert has none. One warp.
-__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const TokenMetadata& metadata,
-                                                       const Arrival& a, u32 row) {
+template <typename Rows>
+__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const Rows& rows,
+                                                       const TokenMetadata& metadata, const Arrival& a, u32 row) {
   u32 lane = lane_of_thread(), here = __ballot_sync(ALL, row != NO_ROW), same = __match_any_sync(ALL, row);
   bool is_repeated = row != NO_ROW && (same & lanes_before()) != 0;
   put_weights(reinterpret_cast<float*>(p.weights), metadata.weight, row, __ballot_sync(ALL, is_repeated));
@@ -395,15 +459,15 @@ __device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive
   u32* entry = reinterpret_cast<u32*>(p.metadata) + static_cast<u64>(a.at) * (2 + p.top_k);
   if (lane < p.top_k) entry[2 + lane] = row;
   if (lane == 0) {
-    entry[0] = a.from * p.slots + store_origin(p, a, metadata.sent);
+    entry[0] = a.from * rows.most(p) + store_origin(p, rows, a, metadata.sent);
     entry[1] = a.from * p.top_k + LANES - 1 - static_cast<u32>(__clz(static_cast<int>(here)));
   }
 }
 
 // Copies a token to its row, or to the rows of its experts.
-template <typename Token>
-__device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team,
-                                     const Token& token, const Arrival& a) {
+template <typename Rows, typename Token>
+__device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Rows& rows,
+                                     const Team& team, const Token& token, const Arrival& a) {
   bool by_expert = p.alignment != 0;
   u32 lane = lane_of_thread(), row = a.at;
   Targets to[1] = {{0, 1}};
@@ -411,7 +475,7 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalR
   auto find_out = [&] {
     extras = load_extras(token, team, p.area.scales, p.top_k);
     if (by_expert) {
-      row = row_of_choice(p, s, a.from, lane < p.top_k ? extras.word : NO_EXPERT);
+      row = row_of_choice(p, s, rows, a.from, lane < p.top_k ? extras.word : NO_EXPERT);
       to[0].has = __ballot_sync(ALL, row != NO_ROW);
     }
     to[0].mine = p.rows + row * p.row_stride;
@@ -430,23 +494,25 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalR
   u32 weight = word_with(token, extras, p.top_k + lane, p.top_k), sent = word_with(token, extras, 2 * p.top_k, p.top_k);
   TokenMetadata metadata = {extras.word, __uint_as_float(weight), sent};
   if (by_expert) {
-    take_choices_by_expert(p, metadata, a, row);
+    take_choices_by_expert(p, rows, metadata, a, row);
   } else {
-    take_choices(p, metadata, a);
+    take_choices(p, rows, metadata, a);
   }
 }
 
 // Copies the `nth` record that came from a rank.
-__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team,
-                                            u32 from, u32 nth) {
+template <typename Rows>
+__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const NormalReceiveState& s,
+                                            const Rows& rows, const Team& team, u32 from, u32 nth) {
   u64 area = s.wait.call.staged + from * p.area.len;
   Record record = {p, area + p.area.first + static_cast<u64>(nth) * p.area.stride};
-  take(p, s, team, record, {from, first_row(p.spread, s.starts, from) + nth});
+  take(p, s, rows, team, record, {from, rows.first_of(p, s, from) + nth});
 }
 
 // Takes out a chunk of another rank's tokens, or this warp's piece of it, once it is there.
-__device__ __forceinline__ bool take_chunk(const UcclEpNormalReceive& p, NormalReceiveState& s, u32 from,
-                                           const Chunking& chunking, u32 flag) {
+template <typename Rows>
+__device__ __forceinline__ bool take_chunk(const UcclEpNormalReceive& p, NormalReceiveState& s, const Rows& rows,
+                                           u32 from, const Chunking& chunking, u32 flag) {
   const UcclEpGroup& g = p.group;
   // The words that go with rows come with the first piece, so each warp waits for all pieces.
   u32 lane = lane_of_thread(), first_piece = flag - flag % chunking.pieces;
@@ -459,12 +525,13 @@ __device__ __forceinline__ bool take_chunk(const UcclEpNormalReceive& p, NormalR
   u32 end = min(first + count_of_flag(seen), count);
   Team team = {0, 0, flag % chunking.pieces, chunking.pieces};
 #pragma unroll 1
-  for (u32 nth = first; nth < end; nth++) take_record(p, s, team, from, nth);
+  for (u32 nth = first; nth < end; nth++) take_record(p, s, rows, team, from, nth);
   return true;
 }
 
 // Takes out a chunk of this rank's own tokens, or this warp's piece of it.
-__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const NormalReceiveState& s,
+template <typename Rows>
+__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const NormalReceiveState& s, const Rows& rows,
                                          const Chunking& chunking, u32 flag) {
   const UcclEpRoutes& r = p.send.send.routes;
   u32 me = p.receive.group.rank, ranks = p.receive.group.ranks;
@@ -480,20 +547,21 @@ __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const No
     // The counts in the window may not be those that this rank wrote: rows beyond them have no
     // room.
     if (nth >= s.starts[me + 1] - s.starts[me]) continue;
-    take(p.receive, s, chunk.team, OwnToken{p.send, token}, {me, first_row(p.receive.spread, s.starts, me) + nth});
+    take(p.receive, s, rows, chunk.team, OwnToken{p.send, token}, {me, rows.first_of(p.receive, s, me) + nth});
   }
 }
 
 // Takes out all chunks of all ranks, with this rank's own. Warps claim chunks in order, and ranks
 // take turns: own chunks are there while those of other ranks are on their way.
-__device__ __forceinline__ void take_chunks(const UcclEpNormalDispatch& p, NormalReceiveState& s) {
+template <typename Rows>
+__device__ __forceinline__ void take_chunks(const UcclEpNormalDispatch& p, NormalReceiveState& s, const Rows& rows) {
   const UcclEpGroup& g = p.receive.group;
   share_out(g, s.wait.call, s.flags, [&](u32 i) {
     u32 flag = i / g.ranks, from = (g.rank + i) % g.ranks;
     Chunking chunking = chunking_of(s.tokens[from]);
     if (flag >= chunking.flags) return true;
-    if (from != g.rank) return take_chunk(p.receive, s, from, chunking, flag);
-    take_own(p, s, chunking, flag);
+    if (from != g.rank) return take_chunk(p.receive, s, rows, from, chunking, flag);
+    take_own(p, s, rows, chunking, flag);
     return true;
   });
 }
@@ -523,9 +591,9 @@ __device__ __forceinline__ void zero_gaps(const UcclEpNormalReceive& p, const No
   }
 }
 
-// Finds where the received rows go. The counts are there.
-__device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, NormalReceiveState& s) {
-  if (!count_records(p.group, p.call, p.slots, s.wait, s.starts)) return false;
+// Finds where the received rows go. The counts are there. No rank has more than `most` tokens.
+__device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, u32 most, NormalReceiveState& s) {
+  if (!count_received(p.group, p.call, most, s.wait, s.starts)) return false;
   bool by_expert = p.alignment != 0;
   if (by_expert || blockIdx.x == 0) count_by_expert(p.group, p.area.len, p.local_experts, s);
   if (by_expert) place_experts(p, s);
@@ -574,7 +642,8 @@ __device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const No
 
 __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, NormalReceiveState& s) {
   const UcclEpGroup& g = p.group;
-  if (!begin_receive(g, p.call, 0, s.wait, {p.area.len, p.local_experts}) || !place_rows(p, s) || !admit_rows(p, s))
+  if (!begin_receive(g, p.call, 0, s.wait, {p.area.len, p.local_experts}) || !place_rows(p, p.slots, s) ||
+      !admit_rows(p, s))
     return;
   u32 total = s.starts[g.ranks];
   Team team = team_for(total);
@@ -582,7 +651,7 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Nor
 #pragma unroll 1
   for (u32 at = team.first; at < total; at += team.step) {
     u32 from = sender_of(s.starts, g.ranks, at);
-    take_record(p, s, team, from, at - s.starts[from]);
+    take_record(p, s, OneRound{}, team, from, at - s.starts[from]);
   }
   fill_rest(p, s, p.len);
   if (is_last_block(g, STEP_RECEIVE, s.wait)) set_taken(g, p.call, s.wait);
@@ -622,10 +691,13 @@ __device__ __forceinline__ bool begin_chunks(const UcclEpNormalDispatch& p, Wait
 
 // Whether this launch takes out the received rows. A host that learns the counts from this launch
 // may have guessed too little room: then this launch takes nothing, and a later one has more room.
+// Nor does it if a rank has too many tokens for one round: then all ranks send again, in rounds.
 __device__ __forceinline__ bool takes_out(const UcclEpNormalDispatch& p, const NormalReceiveState& s) {
   if (p.mailbox == 0) return true;
-  bool is_taken = fits(p.receive, s);
-  if (blockIdx.x == 0) write_mailbox(p.receive.group, p.receive.local_experts, s, p.mailbox, p.ticket, is_taken);
+  const UcclEpNormalReceive& receive = p.receive;
+  u32 most = most_tokens(receive.group, s.wait);
+  bool is_taken = fits(receive, s) && most <= receive.slots;
+  if (blockIdx.x == 0) write_mailbox(receive.group, receive.local_experts, s, p.mailbox, p.ticket, is_taken, most);
   return is_taken;
 }
 
@@ -633,7 +705,7 @@ __device__ __forceinline__ bool takes_out(const UcclEpNormalDispatch& p, const N
 __device__ __forceinline__ void take_all(const UcclEpNormalDispatch& p, NormalReceiveState& s) {
   if (!admit_rows(p.receive, s)) return;
   read_tokens(p.receive, s);
-  take_chunks(p, s);
+  take_chunks(p, s, OneRound{});
   // A caller that has guessed the room does not return the rows without a token.
   fill_rest(p.receive, s, p.mailbox == 0 ? p.receive.len : 0);
 }
@@ -646,7 +718,8 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, N
   Share share = senders(c.zero_copy != 0 ? ZERO_COPY_SENDERS : SENDERS);
   bool sends = g.ranks > 1 && p.phases != UCCL_EP_PHASES_RECEIVE;
   if (sends && has_block(share)) send_tokens(p.send, s.wait.call, share, out);
-  if (!wait_for_data(g, c, 0, s.wait) || !place_rows(p.receive, s)) return;
+  u32 most = p.mailbox != 0 ? ANY_TOKENS : p.receive.slots;
+  if (!wait_for_data(g, c, 0, s.wait) || !place_rows(p.receive, most, s)) return;
   bool is_taken = takes_out(p, s);
   if (is_taken) take_all(p, s);
   if (!is_sound(g, c, s.wait) || !is_last_block(g, STEP_RECEIVE, s.wait)) return;

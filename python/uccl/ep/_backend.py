@@ -66,8 +66,8 @@ class DispatchOptions:
     zero_copy: bool = False
     """Whether received rows may be a view of the communication buffer. The CPU copies them."""
     max_tokens: int | None = None
-    """The most tokens of any rank; None: as many as the buffer has room for. The CPU has no limit
-    then, as it makes several rounds."""
+    """The most tokens of any rank; None: any number, in rounds. On GPUs without counts, as many as
+    are a rank's part of the rows."""
     max_blocks: int = 0
     """The most blocks of a launch; 0: as many as the group has. The CPU has none."""
     needs_counts: bool = False

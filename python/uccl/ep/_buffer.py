@@ -307,7 +307,8 @@ class Buffer(BaseBuffer):
             topk_weights: ``[n, K]`` f32.
             expert_alignment: Rounds up the returned counts by expert.
             num_worst_tokens: Rows of the output, for as many tokens as may arrive; the list of
-                counts is then empty. 0: as many as arrive.
+                counts is then empty. 0: as many as arrive. On GPUs the same on all ranks, if a
+                rank's part of them does not fit into the buffer at once.
             config: On GPUs, its ``num_sms`` is the most blocks of a launch.
             previous_event: An event that the call waits for. An asynchronous call waits for the
                 current stream's work if it is None.

@@ -53,7 +53,8 @@ class Config:
         """Computes the size of a buffer for normal mode.
 
         It holds two calls, each with ``UCCL_EP_TOKENS_AT_ONCE`` tokens of each rank, or 2048. On
-        GPUs one call may use all of it: then each rank may have twice as many tokens, but no more.
+        GPUs one call may use all of it: then each rank may have twice as many tokens. More go in
+        rounds.
 
         Args:
             hidden_bytes: Bytes of a row.

@@ -11,7 +11,7 @@ from uccl import _core
 #: The device of tensors, for callers that cannot pass ``device``: "cpu", "cuda" or "cuda:1".
 DEVICE = "UCCL_EP_DEVICE"
 #: Tokens of each rank that normal mode's hint has room for, in each of two calls; more go in
-#: rounds, except on GPUs.
+#: rounds.
 TOKENS = "UCCL_EP_TOKENS_AT_ONCE"
 
 

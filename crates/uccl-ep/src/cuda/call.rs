@@ -19,13 +19,30 @@ pub(super) fn dispatch_call(
     slots: usize,
     scratch: u64,
 ) -> Result<(CallParams, Area)> {
+    check_slots(routes.tokens as usize, slots)?;
+    counts_call(group, record, routes, slots, scratch)
+}
+
+/// Fails for more tokens than `slots`.
+pub(super) fn check_slots(tokens: usize, slots: usize) -> Result<()> {
+    if tokens <= slots && slots <= MAX_TOKENS {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{tokens} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most"
+    )))
+}
+
+/// The same of a call that may send no records, but counts alone: of any number of tokens.
+pub(super) fn counts_call(
+    group: &Group,
+    record: &Record,
+    routes: &Routes,
+    slots: usize,
+    scratch: u64,
+) -> Result<(CallParams, Area)> {
     let (ranks, local) = (group.ranks(), routes.local_experts as usize);
     let tokens = routes.tokens as usize;
-    if tokens > slots || slots > MAX_TOKENS {
-        let why =
-            format!("{tokens} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most");
-        return Err(Error::invalid(why));
-    }
     let agreed = [record.payload, record.scales, record.top_k, local * ranks, slots];
     let header = Header::<5, 2> {
         phase: Phase::Dispatch,

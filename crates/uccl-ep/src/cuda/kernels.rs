@@ -76,6 +76,12 @@ pub(super) struct Kernels {
     pub(super) normal_sum: Kernel,
     pub(super) normal_dispatch: Kernel,
     pub(super) normal_combine: Kernel,
+    pub(super) normal_totals: Kernel,
+    pub(super) normal_recount: Kernel,
+    pub(super) normal_dispatch_round: Kernel,
+    pub(super) normal_receive_round: Kernel,
+    pub(super) normal_return_round: Kernel,
+    pub(super) normal_combine_round: Kernel,
     /// It must stay loaded.
     _module: Module,
 }
@@ -118,6 +124,12 @@ impl Kernels {
             normal_sum: kernel(THREADS, c"uccl_ep_normal_sum")?,
             normal_dispatch: kernel(THREADS, c"uccl_ep_normal_dispatch")?,
             normal_combine: kernel(THREADS, c"uccl_ep_normal_combine")?,
+            normal_totals: kernel(THREADS, c"uccl_ep_normal_totals")?,
+            normal_recount: kernel(THREADS, c"uccl_ep_normal_recount")?,
+            normal_dispatch_round: kernel(THREADS, c"uccl_ep_normal_dispatch_round")?,
+            normal_receive_round: kernel(THREADS, c"uccl_ep_normal_receive_round")?,
+            normal_return_round: kernel(THREADS, c"uccl_ep_normal_return_round")?,
+            normal_combine_round: kernel(THREADS, c"uccl_ep_normal_combine_round")?,
             _module: module,
         })
     }
@@ -126,11 +138,12 @@ impl Kernels {
 #[cfg(test)]
 mod tests {
     use super::super::params::{
-        Count, Layout, Mask, NormalReceive, NormalReturn, NormalSend, NormalSum, Receive, Return,
-        Send, Sum, WholeCombine, WholeDispatch, WholeNormalCombine, WholeNormalDispatch,
+        CombineRound, Count, DispatchRound, Layout, Mask, NormalReceive, NormalReturn, NormalSend,
+        NormalSum, Receive, ReceiveRound, Recount, Return, ReturnRound, Send, Sum, Totals,
+        WholeCombine, WholeDispatch, WholeNormalCombine, WholeNormalDispatch,
     };
 
-    const KERNELS: [(&str, usize); 17] = [
+    const KERNELS: [(&str, usize); 23] = [
         ("layout", size_of::<Layout>()),
         ("low_latency_send", size_of::<Send>()),
         ("low_latency_receive", size_of::<Receive>()),
@@ -148,6 +161,12 @@ mod tests {
         ("normal_sum", size_of::<NormalSum>()),
         ("normal_dispatch", size_of::<WholeNormalDispatch>()),
         ("normal_combine", size_of::<WholeNormalCombine>()),
+        ("normal_totals", size_of::<Totals>()),
+        ("normal_recount", size_of::<Recount>()),
+        ("normal_dispatch_round", size_of::<DispatchRound>()),
+        ("normal_receive_round", size_of::<ReceiveRound>()),
+        ("normal_return_round", size_of::<ReturnRound>()),
+        ("normal_combine_round", size_of::<CombineRound>()),
     ];
 
     #[test]

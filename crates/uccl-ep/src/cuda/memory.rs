@@ -6,7 +6,7 @@ use crate::shared::{
     routing::{MAX_EXPERTS, MAX_TOP_K},
 };
 
-use super::params::{MAX_TOKENS, Placement, Routes, SEGMENT};
+use super::params::{MAX_CALL_TOKENS, Placement, Routes, SEGMENT};
 
 /// The experts that each of a rank's tokens chose.
 #[derive(Clone, Copy, Debug)]
@@ -72,8 +72,8 @@ impl Choices {
             );
             return Err(Error::invalid(why));
         }
-        if tokens > MAX_TOKENS {
-            let why = format!("{tokens} tokens, and a call on a GPU has {MAX_TOKENS} at most");
+        if tokens > MAX_CALL_TOKENS {
+            let why = format!("{tokens} tokens, and a call on a GPU has {MAX_CALL_TOKENS} at most");
             return Err(Error::invalid(why));
         }
         Ok(())

@@ -24,8 +24,11 @@ pub const MAX_RANKS: usize = 64;
 /// The origin of a received token is its rank times this, plus this rank's index among the token's
 /// ranks.
 pub const ORIGIN_RANK: usize = MAX_RANKS;
-/// The most tokens of a rank in a call on a GPU.
+/// The most tokens of a rank in a round on a GPU. A call of low latency mode has one round.
 pub const MAX_TOKENS: usize = 65_535;
+/// The most tokens of a rank in a call of several rounds: so many for each of [`MAX_RANKS`] are
+/// counted in 32 bits.
+pub(super) const MAX_CALL_TOKENS: usize = 1 << 25;
 
 /// The most tokens and choices that each block of the send kernel reads. With more, a kernel before
 /// it computes the routing.
@@ -466,7 +469,8 @@ kernel_struct! {
         ticket: u64,
         /// Whether the same launch takes the rows out.
         is_taken: u32,
-        zero: u32,
+        /// The most tokens of any rank.
+        most_tokens: u32,
         from: [u32; MAX_RANKS],
         /// By local expert.
         per_expert: [u32; MAX_EXPERTS],
@@ -579,6 +583,100 @@ kernel_struct! {
     }
 }
 
+kernel_struct! {
+    /// A part of a call of several rounds: see normal/rounds.cuh.
+    #[derive(Clone, Copy)]
+    pub(super) struct Round = "UcclEpRound" {
+        /// u32 by rank: received tokens of the whole call before its first; and then all of them.
+        starts: u64,
+        /// u32 by local expert: tokens of the whole call.
+        per_expert: u64,
+        /// u32 by rank: the row of its first token in this round; and that in the next.
+        firsts: u64,
+        next_firsts: u64,
+        /// u32 by rank and local expert: the row of the rank's first token for the expert in this
+        /// round, and in the next; or null: rows are by token.
+        expert_rows: u64,
+        next_expert_rows: u64,
+        /// The number at its rank of each rank's first token in this round.
+        first_token: u32,
+        /// The most tokens of any rank in the whole call.
+        most: u32,
+        is_last: u32,
+        zero: u32,
+    }
+}
+
+kernel_struct! {
+    /// The call that sends the counts of all rounds.
+    pub(super) struct Totals = "UcclEpNormalTotals" {
+        send: Send,
+        /// The tables of the handle, as those of UcclEpNormalReceive.
+        starts: u64,
+        per_expert: u64,
+        ends: u64,
+        /// The tables of the first round, as those of UcclEpRound.
+        firsts: u64,
+        expert_rows: u64,
+        /// Rows that fit into the output.
+        len: u32,
+        /// Tokens that fit into the tables.
+        tokens: u32,
+        /// The most tokens of any rank in all rounds.
+        most: u32,
+        alignment: u32,
+        /// Whether this launch begins the call.
+        begins: u32,
+        zero: u32,
+    }
+}
+
+kernel_struct! {
+    /// Writes the counts of a handle to the host's mailbox.
+    pub(super) struct Recount = "UcclEpNormalRecount" {
+        group: GroupParams,
+        starts: u64,
+        per_expert: u64,
+        /// As those of UcclEpNormalCount.
+        mailbox: u64,
+        ticket: u64,
+        local_experts: u32,
+        zero: u32,
+    }
+}
+
+kernel_struct! {
+    /// A round of a dispatch, in one launch.
+    pub(super) struct DispatchRound = "UcclEpNormalDispatchRound" {
+        whole: WholeNormalDispatch,
+        round: Round,
+    }
+}
+
+kernel_struct! {
+    /// The receive of a round.
+    pub(super) struct ReceiveRound = "UcclEpNormalReceiveRound" {
+        receive: NormalReceive,
+        round: Round,
+    }
+}
+
+kernel_struct! {
+    /// The rows of a round that go back.
+    pub(super) struct ReturnRound = "UcclEpNormalReturnRound" {
+        send: NormalReturn,
+        round: Round,
+    }
+}
+
+kernel_struct! {
+    /// A round of a combine, in one launch.
+    pub(super) struct CombineRound = "UcclEpNormalCombineRound" {
+        whole: WholeNormalCombine,
+        round: Round,
+    }
+}
+
 /// Values of `NormalSum::order`.
 pub(super) mod order {
     pub(in crate::cuda) const BY_RANK: u32 = 0;
@@ -615,7 +713,7 @@ kernel_struct! {
 }
 
 /// The structs of the header, each after those that it contains.
-const STRUCTS: [Struct; 24] = [
+const STRUCTS: [Struct; 31] = [
     Own::STRUCT,
     Addresses::STRUCT,
     Mask::STRUCT,
@@ -640,12 +738,19 @@ const STRUCTS: [Struct; 24] = [
     NormalReturn::STRUCT,
     NormalSum::STRUCT,
     WholeNormalCombine::STRUCT,
+    Round::STRUCT,
+    Totals::STRUCT,
+    Recount::STRUCT,
+    DispatchRound::STRUCT,
+    ReceiveRound::STRUCT,
+    ReturnRound::STRUCT,
+    CombineRound::STRUCT,
 ];
 
 /// The parameters of a launch fit into the 4 KiB that every driver takes.
 const _: () = {
     assert!(size_of::<WholeDispatch>() <= 4096 && size_of::<WholeCombine>() <= 4096);
-    assert!(size_of::<WholeNormalDispatch>() <= 4096 && size_of::<WholeNormalCombine>() <= 4096);
+    assert!(size_of::<DispatchRound>() <= 4096 && size_of::<CombineRound>() <= 4096);
     assert!(size_of::<Layout>() <= 4096 && size_of::<Count>() <= 4096);
 };
 

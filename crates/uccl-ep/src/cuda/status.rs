@@ -108,8 +108,8 @@ impl Status {
             }
             state::GAVE_UP => {
                 let gave_up = match seen {
-                    TOO_MANY => "has more tokens than the buffer has room for in a call, so all ranks need a larger one \
-                                 (UCCL_EP_TOKENS_AT_ONCE, or num_max_tokens_per_rank)"
+                    TOO_MANY => "has more tokens than the call says or the buffer has any room for, so all ranks need other \
+                                 arguments (num_worst_tokens, num_max_tokens_per_rank) or a larger buffer"
                         .to_owned(),
                     _ => format!("gave up on call {seen}"),
                 };
@@ -128,6 +128,7 @@ impl Status {
                 let names = if is_combine { COMBINE_AGREED } else { DISPATCH_AGREED };
                 let what = match self.detail.checked_sub(1) {
                     None => KINDS,
+                    Some(at) if at as usize == names.len() + 1 => "tokens",
                     Some(at) => names.get(at as usize).copied().unwrap_or("tokens for this rank"),
                 };
                 Error::Disagree { phase, rank, peer, what, theirs: seen, ours: expected }
@@ -183,10 +184,7 @@ mod tests {
         let mut too_many = report(state::GAVE_UP);
         too_many.seen[3] = TOO_MANY;
         let too_many = too_many.to_error(1, |_| None).to_string();
-        assert!(
-            too_many.contains("rank 3 has more tokens than the buffer has room for"),
-            "{too_many}"
-        );
+        assert!(too_many.contains("rank 3 has more tokens than the call says"), "{too_many}");
         assert_eq!(said(state::DISAGREE), "dispatch on rank 1: rank 3 has top-k 8, this rank 9");
         assert!(said(state::WRONG_CHOICE).starts_with("choice 8 of token 9"));
         assert_eq!(said(state::NO_ROOM), "9 rows arrive, and there is room for 8");

@@ -10,6 +10,7 @@ mod normal;
 mod plans;
 mod ranks;
 mod reference;
+mod rounds;
 mod route;
 mod small_batches;
 mod window;
@@ -21,6 +22,7 @@ pub(crate) use self::{
     normal::Normal,
     plans::ways_of_a_plan,
     ranks::{Ranks, world},
+    rounds::Rounds,
     route::Route,
 };
 use self::{gpu::Gpu, reference::Reference};

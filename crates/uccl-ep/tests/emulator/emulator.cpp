@@ -256,6 +256,16 @@ const Emulated emulated_kernels[] = {
     {"uccl_ep_normal_dispatch", sizeof(UcclEpNormalDispatch),
      kernel<const UcclEpNormalDispatch, uccl_ep_normal_dispatch>},
     {"uccl_ep_normal_combine", sizeof(UcclEpNormalCombine), kernel<const UcclEpNormalCombine, uccl_ep_normal_combine>},
+    {"uccl_ep_normal_totals", sizeof(UcclEpNormalTotals), kernel<const UcclEpNormalTotals, uccl_ep_normal_totals>},
+    {"uccl_ep_normal_recount", sizeof(UcclEpNormalRecount), kernel<const UcclEpNormalRecount, uccl_ep_normal_recount>},
+    {"uccl_ep_normal_dispatch_round", sizeof(UcclEpNormalDispatchRound),
+     kernel<const UcclEpNormalDispatchRound, uccl_ep_normal_dispatch_round>},
+    {"uccl_ep_normal_receive_round", sizeof(UcclEpNormalReceiveRound),
+     kernel<const UcclEpNormalReceiveRound, uccl_ep_normal_receive_round>},
+    {"uccl_ep_normal_return_round", sizeof(UcclEpNormalReturnRound),
+     kernel<const UcclEpNormalReturnRound, uccl_ep_normal_return_round>},
+    {"uccl_ep_normal_combine_round", sizeof(UcclEpNormalCombineRound),
+     kernel<const UcclEpNormalCombineRound, uccl_ep_normal_combine_round>},
     {nullptr, 0, nullptr},
 };
 

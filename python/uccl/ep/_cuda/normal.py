@@ -1,5 +1,5 @@
-"""Normal mode of ranks with GPUs, for both interfaces. A call is one round, and its host waits only
-if the caller asks for counts."""
+"""Normal mode of ranks with GPUs, for both interfaces. The host waits only if the caller asks for
+counts."""
 
 from __future__ import annotations
 

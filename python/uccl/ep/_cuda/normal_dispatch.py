@@ -84,7 +84,7 @@ class SendArgs:
     row_layout: RowLayout | None
     """The layout of received rows; None: as many as arrive."""
     max_tokens: int | None
-    """The most tokens of any rank; None: as many as the buffer has room for."""
+    """The most tokens of any rank; None: any number, but with rows for the worst case their part."""
     needs_counts: bool
     """Whether a dispatch that reuses a handle waits for counts, if the host has none."""
     max_blocks: int

@@ -7,13 +7,18 @@ use uccl_device::cuda::Stream;
 
 use super::{
     Handle,
-    memory::{Launch, blocks_for},
+    memory::{Launch, ReceivedRows, blocks_for},
+    rounds::HandleRounds,
 };
 use crate::{
     cuda::{
         call::combine_call,
+        group::Group,
         memory::check_rows,
-        params::{CallParams, NormalReturn, NormalSum, WholeNormalCombine, order},
+        params::{
+            CallParams, CombineRound, NormalReturn, NormalSum, ReturnRound, Routes,
+            WholeNormalCombine, order,
+        },
     },
     host::combine::{CombineRows, Order, slots_of},
     shared::{
@@ -131,7 +136,7 @@ impl Combine {
             spread: rows.spread as u32,
             zero: 0,
         };
-        if !group.can_fuse() {
+        if !group.can_fuse() && handle.rounds.is_none() {
             let blocks = blocks_for(input.len, input.max_blocks);
             // SAFETY: the kernel takes this struct; the module is never unloaded; the caller
             // guarantees the rest. Windows are open as long as the group lives, and freed when the
@@ -187,6 +192,11 @@ impl Combine {
             slots: *slots as u32,
             order,
         };
+        if let Some(rounds) = &handle.rounds {
+            let of = CombineRounds { sent, sum, rows: &handle.rows, max_blocks };
+            // SAFETY: the caller guarantees it.
+            return unsafe { of.launch(group, rounds, stream) };
+        }
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
         // SAFETY: the kernels take these structs; for the rest, as above.
         unsafe {
@@ -198,6 +208,63 @@ impl Combine {
                 let blocks = blocks_for(tokens, max_blocks);
                 group.launch(stream, (kernels.normal_sum, blocks), &sum)
             }
+        }
+    }
+}
+
+/// A combine in the rounds of its dispatch. The parameters are those of one round for all tokens.
+struct CombineRounds<'a> {
+    sent: NormalReturn,
+    sum: NormalSum,
+    rows: &'a ReceivedRows,
+    max_blocks: Option<NonZero<usize>>,
+}
+
+impl CombineRounds<'_> {
+    /// Enqueues all rounds: each sends the rows of its tokens back, and sums them.
+    ///
+    /// # Safety
+    /// As for [`Combine::finish`].
+    unsafe fn launch(&self, group: &Group, rounds: &HandleRounds, stream: &Stream) -> Result<()> {
+        let kernels = group.kernels();
+        for (nth, of) in rounds.by_round.iter().enumerate() {
+            let call = CallParams { dispatch_placement: of.placement, ..self.sent.call };
+            let send = NormalReturn { call, ..self.sent };
+            let sum = self.sum_from(rounds.first_token(nth) as u64, call, of.routes);
+            let round = rounds.params(nth, self.rows);
+            let sums = of.routes.tokens as usize;
+            let returns = (send.len as usize).min(group.ranks() * rounds.cut.slots);
+            // SAFETY: the kernels take these structs; for the rest, the caller guarantees it.
+            unsafe {
+                if group.can_fuse() {
+                    let blocks = blocks_for(returns + sums + 1, self.max_blocks);
+                    let whole = WholeNormalCombine { send, sum };
+                    let fused = CombineRound { whole, round };
+                    group.launch(stream, (kernels.normal_combine_round, blocks), &fused)?;
+                } else {
+                    let blocks = blocks_for(returns, self.max_blocks);
+                    let sent = ReturnRound { send, round };
+                    group.launch(stream, (kernels.normal_return_round, blocks), &sent)?;
+                    let blocks = blocks_for(sums, self.max_blocks);
+                    group.launch(stream, (kernels.normal_sum, blocks), &sum)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The sums of a round, whose tokens begin with this one.
+    fn sum_from(&self, first: u64, call: CallParams, routes: Routes) -> NormalSum {
+        let NormalSum { bias, weights, out, row_len, .. } = self.sum;
+        let rows = first * u64::from(row_len);
+        let behind = |address: u64, len: u64| if address == 0 { 0 } else { address + len };
+        NormalSum {
+            call,
+            routes,
+            bias: bias.map(|bias| behind(bias, rows)),
+            weights: behind(weights, 4 * first * u64::from(routes.top_k)),
+            out: out + rows,
+            ..self.sum
         }
     }
 }

@@ -6,16 +6,19 @@ use uccl_device::cuda::Stream;
 
 use super::{
     memory::{DispatchInput, DispatchOutput, Launch, ReceivedRows, blocks_for},
-    routing::Routing,
+    rounds::HandleRounds,
+    routing::{Routing, TokenRanks},
     row_layout::{ReceiveCounts, RowLayout},
 };
 use crate::{
     cuda::{
-        call::dispatch_call,
+        call::{check_slots, counts_call},
         group::Group,
         mailbox::{CountsMailbox, Ticket},
         memory::check_rows,
-        params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, phases},
+        params::{
+            self, Layout, NormalReceive, NormalSend, Recount, Routes, WholeNormalDispatch, phases,
+        },
     },
     host::group::InterruptCheck,
     shared::{
@@ -34,7 +37,11 @@ pub struct Dispatch {
     pub(super) progress: Progress,
     /// The tables of an earlier dispatch, if tokens go to the same places.
     pub(super) cached: Option<ReceivedRows>,
-    max_blocks: Option<NonZero<usize>>,
+    /// The rounds of that dispatch, if it had several.
+    pub(super) cached_rounds: Option<Arc<HandleRounds>>,
+    /// The ranks of tokens without choices.
+    pub(super) token_ranks: Option<TokenRanks>,
+    pub(super) max_blocks: Option<NonZero<usize>>,
     /// The group's generation when it was begun.
     generation: u32,
 }
@@ -69,6 +76,8 @@ pub struct Handle {
     pub(super) is_counted: bool,
     /// The group's generation at the dispatch.
     pub(super) generation: u32,
+    /// The rounds of the dispatch, if it had several.
+    pub(super) rounds: Option<Arc<HandleRounds>>,
 }
 
 impl Handle {
@@ -81,7 +90,7 @@ impl Handle {
     /// The most tokens of any rank in the dispatch.
     #[must_use]
     pub fn max_tokens(&self) -> usize {
-        self.slots
+        self.rounds.as_ref().map_or(self.slots, |rounds| rounds.cut.most)
     }
 
     /// The layout of rows for a dispatch with this handle: the handle's, unless the host has to
@@ -110,6 +119,33 @@ impl Dispatch {
         tokens: &DispatchInput,
         routing: Routing<'_>,
         slots: usize,
+        launch: Launch<'_>,
+    ) -> Result<Self> {
+        check_slots(routing.tokens(), slots)?;
+        // SAFETY: the caller guarantees it.
+        let mut dispatch = unsafe { Self::lay_out(group, tokens, routing, slots, launch) }?;
+        if !group.can_fuse() {
+            let blocks = blocks_for(rows_of(&dispatch.send), dispatch.max_blocks);
+            let kernel = group.kernels().normal_send;
+            // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
+            unsafe { group.launch(launch.stream, (kernel, blocks), &dispatch.send)? };
+            dispatch.progress = Progress::Rows;
+        }
+        Ok(dispatch)
+    }
+
+    /// Enqueues the layout of any number of tokens, unless there is one. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// As for [`begin`](Self::begin), but for the number of tokens.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn lay_out(
+        group: &Arc<Group>,
+        tokens: &DispatchInput,
+        routing: Routing<'_>,
+        slots: usize,
         Launch { stream, scratch }: Launch<'_>,
     ) -> Result<Self> {
         let generation = routing.generation().unwrap_or_else(|| group.generation());
@@ -120,15 +156,15 @@ impl Dispatch {
         let (scales, max_blocks) = (tokens.scale_count(), tokens.max_blocks);
         let top_k = routes.top_k as usize;
         let record = Record { payload: tokens.payload, scales, top_k };
-        let (call, area) = dispatch_call(group, &record, &routes, slots, scratch)?;
-        let (token_in_rank, per_expert) = match &routing {
-            Routing::Ranks(given) => (given.token_in_rank, given.per_expert),
-            Routing::Choices(_) | Routing::Layout(_) | Routing::Cached(_) => (0, 0),
+        let (call, area) = counts_call(group, &record, &routes, slots, scratch)?;
+        let token_ranks = match &routing {
+            Routing::Ranks(given) => Some(*given),
+            Routing::Choices(_) | Routing::Layout(_) | Routing::Cached(_) => None,
         };
         let (is_laid_out, cached) = match &routing {
             Routing::Choices(_) | Routing::Ranks(_) => (false, None),
             Routing::Layout(_) => (true, None),
-            Routing::Cached(handle) => (true, Some(handle.rows)),
+            Routing::Cached(handle) => (true, Some(*handle)),
         };
         let send = tokens.params(params::Send {
             group: group.params,
@@ -148,17 +184,24 @@ impl Dispatch {
         // ended.
         unsafe {
             if !is_laid_out {
+                let token_in_rank = token_ranks.map_or(0, |given| given.token_in_rank);
+                let per_expert = token_ranks.map_or(0, |given| given.per_expert);
                 Layout { token_in_rank, per_expert, ..Layout::of(group, call, routes) }
                     .launch(group, stream)?;
             }
-            if !group.can_fuse() {
-                let blocks = blocks_for(rows_of(&send), max_blocks);
-                group.launch(stream, (group.kernels().normal_send, blocks), &send)?;
-            }
         }
-        let progress = if group.can_fuse() { Progress::Nothing } else { Progress::Rows };
-        let group = Arc::clone(group);
-        Ok(Self { group, send, record, slots, progress, cached, max_blocks, generation })
+        Ok(Self {
+            group: Arc::clone(group),
+            send,
+            record,
+            slots,
+            progress: Progress::Nothing,
+            cached: cached.map(|handle| handle.rows),
+            cached_rounds: cached.and_then(|handle| handle.rounds.clone()),
+            token_ranks,
+            max_blocks,
+            generation,
+        })
     }
 
     /// Counts of the tokens that arrive. Waits for the earlier work on the stream, and until every
@@ -192,6 +235,42 @@ impl Dispatch {
         if self.progress == Progress::Nothing {
             self.progress = Progress::Counts;
         }
+        let report = wait_for(group, &mailbox, stream, limit, is_interrupted)?;
+        Ok(self.counts_of(&report))
+    }
+
+    /// The counts of the handle that this dispatch uses. Waits for the earlier work on the stream,
+    /// as [`counts`](Self::counts) does, and makes no call.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn recount(
+        &self,
+        stream: &Stream,
+        limit: Duration,
+        is_interrupted: &mut InterruptCheck<'_>,
+    ) -> Result<ReceiveCounts> {
+        let group = &self.group;
+        let Some(rows) = &self.cached else {
+            return Err(Error::invalid("a dispatch without a handle counts in a call"));
+        };
+        let mut mailbox = group.mailbox();
+        let ticket = mailbox.next_ticket();
+        let recount = Recount {
+            group: group.params,
+            starts: rows.tables.starts,
+            per_expert: rows.tables.per_expert,
+            mailbox: ticket.mailbox,
+            ticket: ticket.number,
+            local_experts: self.send.send.routes.local_experts,
+            zero: 0,
+        };
+        // SAFETY: the kernel takes this struct, and the group keeps the report's memory; for the
+        // rest, the caller guarantees it.
+        unsafe { group.kernels().normal_recount.launch(stream, 1, &recount)? };
         let report = wait_for(group, &mailbox, stream, limit, is_interrupted)?;
         Ok(self.counts_of(&report))
     }
@@ -264,7 +343,10 @@ impl Dispatch {
     }
 
     /// The parameters of the receive, and the tables about the rows.
-    fn receive_params(&self, outputs: &DispatchOutput) -> Result<(NormalReceive, ReceivedRows)> {
+    pub(super) fn receive_params(
+        &self,
+        outputs: &DispatchOutput,
+    ) -> Result<(NormalReceive, ReceivedRows)> {
         let Self { send, slots, cached, .. } = self;
         let params::Send { call, routes, area, .. } = send.send;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
@@ -311,7 +393,7 @@ impl Dispatch {
     }
 
     /// The handle of rows that are in an output of `len` rows.
-    fn handle(&self, rows: ReceivedRows, len: usize) -> Handle {
+    pub(super) fn handle(&self, rows: ReceivedRows, len: usize) -> Handle {
         let params::Send { call, routes, .. } = self.send.send;
         let row_layout = RowLayout {
             tokens: rows.by_expert.map_or(len, |layout| layout.tokens),
@@ -321,7 +403,16 @@ impl Dispatch {
             is_view: call.zero_copy != 0,
         };
         let (group, slots, generation) = (Arc::clone(&self.group), self.slots, self.generation);
-        Handle { group, routes, slots, rows, row_layout, is_counted: false, generation }
+        Handle {
+            group,
+            routes,
+            slots,
+            rows,
+            row_layout,
+            is_counted: false,
+            generation,
+            rounds: None,
+        }
     }
 
     fn counts_of(&self, report: &params::HostMailbox) -> ReceiveCounts {
@@ -329,6 +420,7 @@ impl Dispatch {
         ReceiveCounts {
             per_rank: report.from[..self.group.ranks()].to_vec(),
             per_expert: report.per_expert[..local].to_vec(),
+            most_tokens: report.most_tokens as usize,
         }
     }
 }

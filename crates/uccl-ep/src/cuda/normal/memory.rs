@@ -53,6 +53,23 @@ pub struct ScalesIn {
     pub word_stride: usize,
 }
 
+impl NormalSend {
+    /// The send of the tokens from one on.
+    pub(super) fn starting_at(&self, first: u64, send: params::Send) -> Self {
+        let rows = self.send.rows + first * self.send.row_stride;
+        let word = |address: u64, words: u64| match address {
+            0 => 0,
+            address => address + 4 * first * words,
+        };
+        Self {
+            send: params::Send { rows, ..send },
+            scales: word(self.scales, self.scales_token),
+            weights: word(self.weights, u64::from(send.routes.top_k)),
+            ..*self
+        }
+    }
+}
+
 const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word_stride: 0 };
 
 impl DispatchInput {

@@ -1,8 +1,9 @@
 //! Normal mode: each token goes once to each rank that has one of its experts, and one row of each
 //! comes back.
 //!
-//! It has the protocol of low latency mode, with one round for a call, and other kernels
-//! (`kernels/ep/layout.cuh`, `kernels/ep/chunks.cuh`, `kernels/ep/normal`). Received rows are
+//! It has the protocol of low latency mode, and other kernels (`kernels/ep/layout.cuh`,
+//! `kernels/ep/chunks.cuh`, `kernels/ep/normal`). Tokens that the pool has no room for at once go
+//! in rounds, each of which is a call. Received rows are
 //! in order of rank and token, as on the CPU: one for each token; or, where rows are by expert, one
 //! for each token and expert. The host waits only when it asks for counts.
 //!
@@ -17,6 +18,7 @@ mod dispatch;
 mod layout;
 mod memory;
 mod plan;
+mod rounds;
 mod routing;
 mod row_layout;
 mod shape;

@@ -20,6 +20,7 @@ use super::{
     memory::{
         DispatchInput, Launch, PlanShape, RecvMemory, ScratchLens, WorkspaceLayout, check_alignment,
     },
+    rounds::RoundCut,
     routing::Routing,
     row_layout::{ReceiveCounts, RowLayout},
     shape::CallShape,
@@ -50,8 +51,8 @@ pub struct DispatchRequest<'a> {
     /// The layout of received rows; `None`: as many as arrive, for which the host waits. With
     /// [`Routing::Cached`] the handle's is used.
     pub row_layout: Option<RowLayout>,
-    /// The most tokens of any rank; `None`: as many as the pool has room for. With
-    /// [`Routing::Cached`] the handle's is used.
+    /// The most tokens of any rank; `None`: any number, but with a row layout its part of the rows.
+    /// With [`Routing::Cached`] the handle's is used.
     pub max_tokens: Option<usize>,
     /// Whether a dispatch with [`Routing::Cached`] waits for counts, if the host has none.
     pub needs_counts: bool,
@@ -62,13 +63,43 @@ pub struct PlannedDispatch<'a> {
     plan: &'a Plan,
     group: &'a Arc<Group>,
     request: DispatchRequest<'a>,
-    max_tokens: usize,
+    cut: Cut,
     scratch: ScratchLens,
     /// The layout that the caller has given, or that of a handle.
     given: Option<RowLayout>,
     /// The layout of rows that have memory before the launch.
     row_layout: Option<RowLayout>,
     workspace: WorkspaceLayout,
+}
+
+/// How a dispatch goes.
+#[derive(Clone, Copy)]
+enum Cut {
+    /// In one round, of so many slots for each rank; unless another rank has more tokens.
+    One(usize),
+    /// In rounds of so many slots. The host learns the most tokens of any rank.
+    Counted(usize),
+    /// In rounds that all ranks know.
+    Known(RoundCut),
+}
+
+impl Cut {
+    fn slots(self) -> usize {
+        match self {
+            Self::One(slots) | Self::Counted(slots) => slots,
+            Self::Known(cut) => cut.slots,
+        }
+    }
+
+    /// The rounds, once the counts are known if any are; `None`: one round.
+    fn rounds(self, counts: Option<&ReceiveCounts>) -> Option<RoundCut> {
+        let most = counts.map_or(0, |counts| counts.most_tokens);
+        match self {
+            Self::Known(cut) => Some(cut),
+            Self::Counted(slots) => Some(RoundCut::new(slots, most)),
+            Self::One(slots) => (most > slots).then(|| RoundCut::new(slots, most)),
+        }
+    }
 }
 
 /// The outcome of the first launches.
@@ -86,6 +117,7 @@ pub struct DispatchRest {
     row_layout: RowLayout,
     counts: Option<ReceiveCounts>,
     view: Option<ZeroCopyView>,
+    rounds: Option<RoundCut>,
     workspace: WorkspaceLayout,
     scratch: ScratchLens,
 }
@@ -147,37 +179,36 @@ impl Plan {
     pub fn prepare<'a>(
         &'a self,
         group: &'a Arc<Group>,
-        request: DispatchRequest<'a>,
+        mut request: DispatchRequest<'a>,
     ) -> Result<PlannedDispatch<'a>> {
         if let Some(alignment) = self.shape.alignment {
             check_alignment(alignment)?;
         }
-        let (given, max_tokens, combine) = match request.routing {
-            Routing::Cached(handle) => {
-                (handle.layout_of_next(request.needs_counts), handle.max_tokens(), 0)
-            }
+        let (given, cut, combine) = match request.routing {
+            Routing::Cached(handle) => (
+                handle.layout_of_next(request.needs_counts),
+                handle.rounds.as_ref().map_or(Cut::One(handle.slots), |of| Cut::Known(of.cut)),
+                0,
+            ),
             Routing::Choices(_) | Routing::Layout(_) | Routing::Ranks(_) => {
-                let tokens = request.routing.tokens();
-                let max_tokens = self.max_tokens(group, tokens, request.max_tokens)?;
-                (request.row_layout, max_tokens, COMBINE_SCRATCH_LEN)
+                (request.row_layout, self.cut(group, &request)?, COMBINE_SCRATCH_LEN)
             }
         };
+        if request.routing.tokens() > cut.slots() {
+            request.routing = request.routing.without_layout(group.ranks());
+        }
         let dispatch = request.routing.scratch_len(group.ranks());
         let scratch = ScratchLens { combine, dispatch };
-        // Whether rows are a view is known only after the call has begun.
-        let row_layout = if self.may_view() { None } else { given.or_else(|| self.estimate()) };
+        let row_layout = match cut {
+            // Whether rows are a view is known only after the call has begun.
+            Cut::One(_) if self.may_view() => None,
+            Cut::One(_) => given.or_else(|| self.estimate()),
+            // The memory of the rounds comes with that of the rows.
+            Cut::Counted(_) | Cut::Known(_) => None,
+        };
         let workspace = WorkspaceLayout::of(&self.shape, scratch, row_layout.as_ref());
         let plan = self;
-        Ok(PlannedDispatch {
-            plan,
-            group,
-            request,
-            max_tokens,
-            scratch,
-            given,
-            row_layout,
-            workspace,
-        })
+        Ok(PlannedDispatch { plan, group, request, cut, scratch, given, row_layout, workspace })
     }
 
     /// Whether rows may be a view. Without choices, nothing marks the rows of a view that have no
@@ -186,22 +217,46 @@ impl Plan {
         self.shape.zero_copy && self.shape.top_k > 0
     }
 
-    /// The most tokens of any rank: the number that is asked for, or else the room.
-    fn max_tokens(&self, group: &Group, tokens: usize, asked: Option<usize>) -> Result<usize> {
-        if let Some(most) = asked {
-            return if tokens <= most { Ok(most) } else { Err(more_than(most, tokens)) };
+    /// How the tokens go: in as few rounds as all ranks know to be enough.
+    fn cut(&self, group: &Group, request: &DispatchRequest<'_>) -> Result<Cut> {
+        let (shape, tokens) = (self.call_shape(), request.routing.tokens());
+        if let Some(most) = request.max_tokens {
+            if tokens > most {
+                return Err(more_than(most, tokens));
+            }
+            if shape.is_one_round(most, group) {
+                return Ok(Cut::One(most));
+            }
+            let slots = shape.tokens_in_round(self.shape.alignment.is_some(), group);
+            let cut = Cut::Known(RoundCut::new(slots, most));
+            return if slots > 0 { Ok(cut) } else { Err(shape.no_room(group)) };
         }
+        let room = *self.room.get_or_init(|| shape.max_tokens(group));
+        if room == 0 && tokens > 0 {
+            return Err(shape.no_room(group));
+        }
+        let Some(rows) = request.row_layout else {
+            return Ok(if tokens <= room { Cut::One(room) } else { Cut::Counted(room) });
+        };
+        // All ranks have as many rows, for the worst case: any rank may send a part of them.
+        let most = rows.tokens.div_ceil(self.shape.ranks.max(1));
+        let cut = if most <= room { Cut::One(room) } else { Cut::Known(RoundCut::new(room, most)) };
+        match tokens <= most.max(room) {
+            true => Ok(cut),
+            false => Err(more_than_rows(&rows, tokens)),
+        }
+    }
+
+    fn call_shape(&self) -> CallShape {
         let PlanShape { ranks, hidden, row_bytes, scales, top_k, num_experts, .. } = self.shape;
-        let shape = CallShape {
+        CallShape {
             payload: row_bytes,
             scales,
             hidden,
             top_k,
             local_experts: num_experts / ranks.max(1),
             zero_copy: self.may_view(),
-        };
-        let most = *self.room.get_or_init(|| shape.max_tokens(group));
-        if tokens <= most { Ok(most) } else { Err(shape.too_many(tokens, most, group)) }
+        }
     }
 
     fn result(
@@ -214,6 +269,11 @@ impl Plan {
         handle.row_layout = row_layout;
         handle.is_counted = counts.is_some();
         let next_workspace = counts.as_ref().and_then(|_| {
+            if handle.rounds.is_some() {
+                // The next call is likely to be as large: it sends no rows before its counts.
+                self.set_estimate(None);
+                return None;
+            }
             self.learn(&row_layout, handle.max_tokens());
             let estimate = self.estimate();
             estimate.map(|rows| WorkspaceLayout::of(&self.shape, scratch, Some(&rows)))
@@ -226,6 +286,13 @@ impl Plan {
 fn more_than(most: usize, tokens: usize) -> Error {
     Error::TooManyTokens(format!(
         "this rank has {tokens} tokens, and room for {most} of each rank: num_max_tokens_per_rank is the most of any rank"
+    ))
+}
+
+fn more_than_rows(rows: &RowLayout, tokens: usize) -> Error {
+    let rows = rows.tokens;
+    Error::TooManyTokens(format!(
+        "this rank has {tokens} tokens, and rows for {rows} of all ranks: num_worst_tokens is as many as all ranks have together, if each has as many as the rank with the most"
     ))
 }
 
@@ -270,13 +337,17 @@ impl PlannedDispatch<'_> {
         is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<DispatchOutcome> {
         let waits = self.waits();
-        let Self { plan, group, request, max_tokens, scratch, given, row_layout, workspace } = self;
+        if !matches!(self.cut, Cut::One(_)) {
+            // SAFETY: the caller guarantees it.
+            return unsafe { self.launch_counts(memory, stream, limit, is_interrupted) };
+        }
+        let Self { plan, group, request, cut, scratch, given, row_layout, workspace } = self;
         let shape = &plan.shape;
         let launch =
             Launch { stream, scratch: memory.workspace + 4 * workspace.dispatch_scratch as u64 };
         let DispatchRequest { input, routing, .. } = request;
         // SAFETY: the caller guarantees it.
-        let mut dispatch = unsafe { Dispatch::begin(group, &input, routing, max_tokens, launch) }?;
+        let mut dispatch = unsafe { Dispatch::begin(group, &input, routing, cut.slots(), launch) }?;
         let (row_layout, counts, view) = match row_layout {
             Some(layout) if !waits => {
                 let outputs = workspace.outputs(shape, &layout, memory);
@@ -315,9 +386,63 @@ impl PlannedDispatch<'_> {
             Some(view) => RowLayout { is_view: true, ..RowLayout::by_token(view.len) },
             None => row_layout,
         };
-        let workspace = WorkspaceLayout::of(shape, ScratchLens::default(), Some(&row_layout));
-        let rest = DispatchRest { dispatch, row_layout, counts, view, workspace, scratch };
-        Ok(DispatchOutcome::Rest(rest))
+        let rest = Received { row_layout, counts, view, scratch };
+        Ok(DispatchOutcome::Rest(rest.of(plan, dispatch, cut)))
+    }
+
+    /// Enqueues the counts of a call in rounds, if the host waits for them.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    unsafe fn launch_counts(
+        self,
+        memory: &RecvMemory,
+        stream: &Stream,
+        limit: Duration,
+        is_interrupted: &mut InterruptCheck<'_>,
+    ) -> Result<DispatchOutcome> {
+        let Self { plan, group, request, cut, scratch, given, workspace, .. } = self;
+        let launch =
+            Launch { stream, scratch: memory.workspace + 4 * workspace.dispatch_scratch as u64 };
+        let DispatchRequest { input, routing, .. } = request;
+        // SAFETY: the caller guarantees it.
+        let mut dispatch =
+            unsafe { Dispatch::lay_out(group, &input, routing, cut.slots(), launch) }?;
+        let counts = match given {
+            Some(_) => None,
+            // SAFETY: the caller guarantees it.
+            None => Some(unsafe {
+                match dispatch.cached {
+                    Some(_) => dispatch.recount(stream, limit, is_interrupted),
+                    None => dispatch.counts(stream, limit, is_interrupted),
+                }
+            }?),
+        };
+        let counted = counts.as_ref().map(|of| RowLayout::of_counts(of, plan.shape.alignment));
+        let row_layout = given.or(counted).unwrap_or_else(|| RowLayout::by_token(0));
+        let rest = Received { row_layout, counts, view: None, scratch };
+        Ok(DispatchOutcome::Rest(rest.of(plan, dispatch, cut)))
+    }
+}
+
+/// The rows of a dispatch that need memory.
+struct Received {
+    row_layout: RowLayout,
+    counts: Option<ReceiveCounts>,
+    view: Option<ZeroCopyView>,
+    scratch: ScratchLens,
+}
+
+impl Received {
+    /// The rest of their dispatch.
+    fn of(self, plan: &Plan, dispatch: Dispatch, cut: Cut) -> DispatchRest {
+        let Self { row_layout, counts, view, scratch } = self;
+        let rounds = cut.rounds(counts.as_ref());
+        let by_expert = row_layout.alignment.is_some();
+        let of_rounds = rounds.map_or(0, |cut| dispatch.rounds_len(&cut, by_expert));
+        let second = ScratchLens { combine: 0, dispatch: of_rounds };
+        let workspace = WorkspaceLayout::of(&plan.shape, second, Some(&row_layout));
+        DispatchRest { dispatch, row_layout, counts, view, rounds, workspace, scratch }
     }
 }
 
@@ -348,13 +473,15 @@ impl DispatchRest {
         memory: &RecvMemory,
         stream: &Stream,
     ) -> Result<DispatchResult> {
-        let Self { dispatch, row_layout, counts, view, workspace, scratch } = self;
+        let Self { dispatch, row_layout, counts, view, rounds, workspace, scratch } = self;
         let outputs = workspace.outputs(&plan.shape, &row_layout, memory);
+        let of_rounds = memory.workspace + 4 * workspace.dispatch_scratch as u64;
         // SAFETY: the caller guarantees it.
         let handle = unsafe {
-            match view {
-                Some(_) => dispatch.receive_zero_copy(&outputs, stream),
-                None => dispatch.receive(&outputs, stream),
+            match (view, rounds) {
+                (Some(_), _) => dispatch.receive_zero_copy(&outputs, stream),
+                (None, None) => dispatch.receive(&outputs, stream),
+                (None, Some(cut)) => dispatch.receive_in_rounds(cut, (&outputs, of_rounds), stream),
             }
         }?;
         Ok(DispatchResult { view, ..plan.result(handle, row_layout, counts, scratch) })

@@ -4,7 +4,7 @@ use super::{DispatchLayout, Handle};
 use crate::{
     cuda::{
         memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
-        params::{MAX_TOKENS, Routes},
+        params::{MAX_CALL_TOKENS, Routes},
     },
     shared::{
         error::{Error, Result},
@@ -76,6 +76,19 @@ impl Routing<'_> {
         }
     }
 
+    /// The same routing without a layout: tokens in rounds have a layout for each round.
+    pub(super) fn without_layout(self, ranks: usize) -> Self {
+        let Self::Layout(layout) = self else { return self };
+        let Routes { choices: experts, is_64, tokens, top_k, local_experts, .. } = layout.routes;
+        Self::Choices(Choices {
+            experts,
+            is_64: is_64 != 0,
+            tokens: tokens as usize,
+            top_k: top_k as usize,
+            num_experts: local_experts as usize * ranks,
+        })
+    }
+
     /// The kernels' tables, in the scratch memory at an address. Fails for a routing that kernels
     /// cannot take.
     pub(super) fn routes(&self, ranks: usize, scratch: u64) -> Result<Routes> {
@@ -87,9 +100,9 @@ impl Routing<'_> {
             Self::Ranks(given) => {
                 let TokenRanks { tokens, num_experts, .. } = *given;
                 let has_experts = num_experts <= MAX_EXPERTS && num_experts.is_multiple_of(ranks);
-                if tokens > MAX_TOKENS || !has_experts {
+                if tokens > MAX_CALL_TOKENS || !has_experts {
                     return Err(Error::invalid(format!(
-                        "{tokens} tokens and {num_experts} experts for {ranks} ranks: a call on a GPU has {MAX_TOKENS} and \
+                        "{tokens} tokens and {num_experts} experts for {ranks} ranks: a call on a GPU has {MAX_CALL_TOKENS} and \
                          {MAX_EXPERTS} at most, and as many experts for each rank"
                     )));
                 }

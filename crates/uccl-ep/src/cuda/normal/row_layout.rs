@@ -11,6 +11,8 @@ pub struct ReceiveCounts {
     pub per_rank: Vec<u32>,
     /// Tokens, of all ranks, that chose each of this rank's experts.
     pub per_expert: Vec<u32>,
+    /// The most tokens of any rank, for all receivers.
+    pub most_tokens: usize,
 }
 
 impl ReceiveCounts {
@@ -102,7 +104,8 @@ mod tests {
 
     #[test]
     fn counts_are_rows_with_gaps_between_experts() {
-        let counts = ReceiveCounts { per_rank: vec![3, 0, 5, 2], per_expert: vec![9, 4] };
+        let (per_rank, per_expert) = (vec![3, 0, 5, 2], vec![9, 4]);
+        let counts = ReceiveCounts { per_rank, per_expert, most_tokens: 5 };
         let by_token = RowLayout::of_counts(&counts, None);
         assert_eq!(by_token, RowLayout { min_combine_rows: 10, ..RowLayout::by_token(10) });
         let by_expert = RowLayout::of_counts(&counts, Some(8));

@@ -1,8 +1,13 @@
-//! The tokens of each rank that a call has room for, where callers give no number.
+//! The tokens of each rank that a round of a call has room for.
 
 use crate::{
     cuda::{Group, MAX_TOKENS},
-    shared::{error::Error, record::Record},
+    host::combine::slots_of,
+    shared::{
+        error::Error,
+        nodes::Nodes,
+        record::{Record, Row},
+    },
 };
 
 /// Sizes of a call's rows, and of the rows of later calls with its handle.
@@ -31,17 +36,36 @@ impl CallShape {
         self.max_tokens_in(group.pool_len(), group.ranks())
     }
 
-    /// The error of a rank that has `tokens`, which are more than the `most`.
-    pub(super) fn too_many(&self, tokens: usize, most: usize, group: &Group) -> Error {
-        let pool = group.pool_len();
-        let enough = match tokens <= MAX_TOKENS {
-            true => format!("{} bytes are enough", self.pool_for(tokens, group.ranks())),
-            false => format!("a call on a GPU has {MAX_TOKENS} at most"),
-        };
+    /// The error of a rank with tokens, where the pool has no room for a token of each rank.
+    pub(super) fn no_room(&self, group: &Group) -> Error {
+        let (pool, needs) = (group.pool_len(), self.pool_for(1, group.ranks()));
         Error::TooManyTokens(format!(
-            "this rank has {tokens} tokens, and the buffer of {pool} bytes has room for {most} of each rank in a call; {enough}; \
-             programs that ask for its size set UCCL_EP_TOKENS_AT_ONCE to half of the tokens of a rank, on all ranks"
+            "the call needs {needs} bytes of the buffer, which has {pool}; make it with more"
         ))
+    }
+
+    /// Whether `most` tokens of each rank go in one round: the pool has room for the dispatch, and
+    /// for rows that go back without weights.
+    pub(super) fn is_one_round(&self, most: usize, group: &Group) -> bool {
+        let (ranks, pool) = (group.ranks(), group.pool_len());
+        let len = self.records()[0].area(self.local_experts, most).saturating_mul(ranks);
+        most <= MAX_TOKENS
+            && len.next_multiple_of(64) <= pool
+            && self.row(ranks).place(most) <= pool
+    }
+
+    /// The tokens of each rank in a round of a call of several. Rows by expert may go back one by
+    /// one.
+    pub(super) fn tokens_in_round(&self, by_expert: bool, group: &Group) -> usize {
+        let most = self.max_tokens(group);
+        let each = Row { slots: self.top_k.max(1), ..self.row(group.ranks()) };
+        if by_expert { most.min(each.tokens_in(group.pool_len())) } else { most }
+    }
+
+    /// A row that goes back.
+    fn row(&self, ranks: usize) -> Row {
+        let slots = slots_of(Nodes::one(ranks), self.top_k).max(1);
+        Row { values: 2 * self.hidden, weights: 0, slots }
     }
 
     fn max_tokens_in(&self, pool: usize, ranks: usize) -> usize {
@@ -76,10 +100,6 @@ impl CallShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        host::combine::slots_of,
-        shared::{nodes::Nodes, record::Row},
-    };
 
     #[test]
     fn a_pool_has_room_for_as_many_tokens_as_it_was_made_for() {

@@ -149,7 +149,7 @@ struct SendArgs {
     cached: Option<Py<PyNormalHandle>>,
     /// The layout of received rows; None: as many as arrive.
     row_layout: Option<Py<PyRowLayout>>,
-    /// The most tokens of any rank; None: as many as the pool has room for.
+    /// The most tokens of any rank; None: any number, but with a row layout its part of the rows.
     max_tokens: Option<usize>,
     /// Whether a dispatch with `cached` waits for counts, if the host has none.
     needs_counts: bool,
