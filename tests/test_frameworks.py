@@ -131,6 +131,26 @@ def test_the_deep_ep_of_others_is_told_from_ours(site: Site) -> None:
     assert found["deep_ep"][0] == found["vllm 1.2.3, experts"][0] == "fine"
 
 
+def test_megatron_uses_deep_ep(site: Site) -> None:
+    site.write(
+        "megatron_core-0.19.2.dist-info/METADATA",
+        "Metadata-Version: 2.1\nName: megatron-core\nVersion: 0.19.2\n",
+    )
+    level, seen, _ = said(site)["megatron-core 0.19.2, experts"]
+    assert level == "note" and "flex" in seen and "deep_ep is not installed" in seen
+
+
+def test_the_mooncake_of_others_is_told_from_ours(site: Site) -> None:
+    site.write("mooncake/__init__.py", "raise AssertionError('mooncake was loaded')")
+    level, seen, remedy = said(site)["mooncake"]
+    assert (level, seen) == ("note", "not this project's")
+    assert "pip uninstall mooncake-transfer-engine" in remedy
+    metadata = "Metadata-Version: 2.1\nName: uccl-rs-mooncake\nVersion: 0.1.0\n"
+    site.write("uccl_rs_mooncake-0.1.0.dist-info/METADATA", metadata)
+    site.write("uccl_rs_mooncake-0.1.0.dist-info/RECORD", "mooncake/__init__.py,,\n")
+    assert said(site)["mooncake"][0] == "fine"
+
+
 def test_the_command_shows_them(site: Site) -> None:
     framework(site, "ray")
     for command in (["-m", "uccl.frameworks"], ["-m", "uccl", "doctor"]):

@@ -25,6 +25,7 @@ _VARIABLE = "NIXL_PLUGIN_DIR"
 _OWN_NAME = "export NIXL_PLUGIN_DIR=$(python -m uccl.nixl)"
 _UCX_NAME = "export NIXL_PLUGIN_DIR=$(python -m uccl.nixl --instead-of-ucx)"
 _DEEP_EP = "pip install ./python/deep_ep, in the sources of uccl-rs"
+_MOONCAKE = "pip install ./python/mooncake, in the sources of uccl-rs"
 _UCX_FILE = "libplugin_UCX.so"
 
 
@@ -243,12 +244,16 @@ def _experts(about: str, options: str) -> Finding:
 
 
 def _deep_ep_is_ours() -> bool | None:
-    """None if there is no module of this name."""
-    spec = importlib.util.find_spec("deep_ep")
+    return _is_ours("deep_ep", "uccl-rs-deep-ep")
+
+
+def _is_ours(module: str, distribution: str) -> bool | None:
+    """Whether this project's distribution has the module; None if there is no module of this name."""
+    spec = importlib.util.find_spec(module)
     if spec is None or not spec.origin:
         return None
     try:
-        ours = importlib.metadata.distribution("uccl-rs-deep-ep")
+        ours = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return False
     files = [Path(str(ours.locate_file(file))) for file in ours.files or ()]
@@ -284,6 +289,23 @@ def _dynamo(about: str, state: _Nixl) -> Iterator[Finding]:
     )
 
 
+def _megatron(about: str, _state: _Nixl) -> Iterator[Finding]:
+    yield _experts(about, "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep")
+
+
+def _mooncake(about: str, _state: _Nixl) -> Iterator[Finding]:
+    yield (
+        Finding(about, "fine", "this project's: mooncake.engine calls uccl.p2p")
+        if _is_ours("mooncake", "uccl-rs-mooncake")
+        else Finding(
+            about,
+            "note",
+            "not this project's",
+            f"pip uninstall mooncake-transfer-engine; {_MOONCAKE}",
+        )
+    )
+
+
 def _deep_ep(about: str, _state: _Nixl) -> Iterator[Finding]:
     yield (
         Finding("deep_ep", "fine", "this project's: it calls uccl.ep")
@@ -312,10 +334,15 @@ _FRAMEWORKS: dict[str, tuple[str, Callable[[str, _Nixl], Iterator[Finding]]]] = 
     "lmcache": ("lmcache", _lmcache),
     "verl": ("verl", _verl),
     "ai-dynamo": ("dynamo", _dynamo),
+    "megatron-core": ("megatron.core", _megatron),
     "deep_ep": ("deep_ep", _deep_ep),
+<<<<<<< HEAD
     # A library: no module of theirs is looked for.
     "nvidia-nccl-cu12": ("", _nccl),
     "nvidia-nccl-cu13": ("", _nccl),
+=======
+    "mooncake": ("mooncake", _mooncake),
+>>>>>>> launch
 }
 
 

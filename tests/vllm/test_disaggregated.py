@@ -7,7 +7,6 @@ in its cache: the answers must be equal to the last token.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
@@ -15,24 +14,16 @@ from pathlib import Path
 
 import engine
 import pytest
-import tiny_model
 from engine import Engine, Place, Refused
 from peer import can_make_namespaces
 from test_two_hosts import Hosts
+from tiny_model import TOKEN_BYTES, prompts
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("vllm")]
 
-BLOCK = 32
 PROMPTS, ANSWER = 20, 16
 PORT = 18100
 ROLES = ("kv_producer", "kv_consumer")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    tiny_model.make(folder)
-    return folder
 
 
 @pytest.fixture(scope="module", params=["one host", "two hosts over TCP"])
@@ -65,13 +56,6 @@ def pair(
             hosts.close()
 
 
-def prompts(seed: int, count: int, blocks: int | None = None) -> list[list[int]]:
-    """Random prompts of whole blocks and one token."""
-    draw = random.Random(seed)
-    lengths = (BLOCK * (blocks or draw.randint(1, 16)) + 1 for _ in range(count))
-    return [[draw.randrange(2, tiny_model.VOCABULARY) for _ in range(n)] for n in lengths]
-
-
 def test_answers_equal_those_of_one_engine(
     pair: tuple[Engine, Engine], record_property: Callable[[str, object], None]
 ) -> None:
@@ -86,7 +70,7 @@ def test_answers_equal_those_of_one_engine(
     assert alone == expected
     # Blocks that came from the other engine, and none computed anew.
     moved = decode.counted("vllm:nixl_bytes_transferred_sum")
-    assert moved >= sum(len(prompt) - 1 for prompt in asked) * token_bytes()
+    assert moved >= sum(len(prompt) - 1 for prompt in asked) * TOKEN_BYTES
     assert not decode.counted("vllm:nixl_num_failed_transfers_total")
     spent = decode.counted("vllm:nixl_xfer_time_seconds_sum")
     record_property("seen", f"vllm: {moved / 1e6:.1f} MB of blocks in {spent * 1e3:.1f} ms")
@@ -112,8 +96,3 @@ def test_a_decode_engine_answers_behind_a_prefill_engine_that_was_killed(
 
 def read_and_go_on(prefill: Engine, decode: Engine, prompt: list[int]) -> list[int]:
     return decode.begin(prompt, ANSWER, prefill.prefill(prompt)).result()[0]
-
-
-def token_bytes() -> int:
-    """Bytes of keys and values of a token, in all layers."""
-    return 2 * 4 * tiny_model.LAYERS * tiny_model.KV_HEADS * tiny_model.HEAD_DIM

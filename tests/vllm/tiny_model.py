@@ -8,6 +8,7 @@ few tokens.
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ HIDDEN, INNER, LAYERS = 256, 512, 2
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
 #: The factor of the norms of queries and keys: the larger, the fewer tokens a head looks at.
 SHARPNESS = 2.5
+#: Bytes of keys and values of a token, in all layers.
+TOKEN_BYTES = 2 * 4 * LAYERS * KV_HEADS * HEAD_DIM
+#: The tokens of a block of the KV cache, as the engines of the tests have it.
+BLOCK = 32
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -86,3 +91,10 @@ def weights() -> dict[str, torch.Tensor]:
         for name, tensor in layer.items():
             made[f"model.layers.{number}.{name}.weight"] = tensor
     return made
+
+
+def prompts(seed: int, count: int, blocks: int | None = None) -> list[list[int]]:
+    """Random prompts of whole blocks and one token."""
+    draw = random.Random(seed)
+    lengths = (BLOCK * (blocks or draw.randint(1, 16)) + 1 for _ in range(count))
+    return [[draw.randrange(2, VOCABULARY) for _ in range(n)] for n in lengths]

@@ -298,7 +298,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "vllm",
         group: Group::Python,
-        about: "vLLM's disaggregated prefill on CPUs, over NIXL's backend UCCL",
+        about: "vLLM's disaggregated prefill on CPUs, over NIXL's backend UCCL and mooncake.engine",
         run: |_| vllm::tests(),
     },
 ];

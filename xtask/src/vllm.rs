@@ -1,4 +1,5 @@
-//! vLLM on CPUs with stock NIXL and this project's backend, in an environment of its own.
+//! vLLM on CPUs with stock NIXL and this project's backend, and with this project's
+//! `mooncake.engine`, in an environment of its own.
 
 use std::{fs, path::PathBuf};
 
