@@ -1,6 +1,9 @@
 //! The connecting side: an [`Attempt`] within a deadline, on the threads of those that poll it or
 //! wait for it. No step blocks, and dropping the attempt at any step ends it and leaves nothing.
 
+mod draft;
+mod failure;
+
 use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpStream},
@@ -15,6 +18,10 @@ use uccl_local::{LocalLane, Setup, fdpass::FdSocket};
 use uccl_rma::Role;
 use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress};
 
+use self::{
+    draft::Draft,
+    failure::{HandshakeFailure, is_nobody, is_unreachable},
+};
 use super::{
     attempt::{Attempt, SleepLimit},
     core::{Core, connection::Connection, workers::Workers},
@@ -70,46 +77,6 @@ struct Connector {
     timeout: Duration,
     /// Why the peer was not there at the last try.
     absent: Option<io::Error>,
-}
-
-/// Why a handshake did not succeed.
-enum HandshakeFailure {
-    /// Nobody listens, or the peer left before it said anything: a peer that is still starting
-    /// looks like that.
-    Nobody(io::Error),
-    /// The address cannot be reached, or does not answer.
-    Unreachable(Error),
-    /// The peer is there, but the handshake failed; or there is no time left.
-    Failed(Error),
-}
-
-impl From<Error> for HandshakeFailure {
-    fn from(e: Error) -> Self {
-        Self::Failed(e)
-    }
-}
-
-/// Whether a socket's error means that nobody listens, or that the listener has gone.
-fn is_nobody(e: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(e.kind(), ConnectionRefused | ConnectionReset | ConnectionAborted | BrokenPipe)
-}
-
-/// Whether a socket's error means that no way leads to the address.
-fn is_unreachable(e: &io::Error) -> bool {
-    use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkUnreachable, TimedOut};
-    matches!(e.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable | TimedOut)
-}
-
-impl HandshakeFailure {
-    fn reason(&self) -> String {
-        match self {
-            Self::Nobody(e) => e.to_string(),
-            Self::Unreachable(Error::Connect { reason, .. })
-            | Self::Failed(Error::Connect { reason, .. }) => reason.clone(),
-            Self::Unreachable(e) | Self::Failed(e) => e.to_string(),
-        }
-    }
 }
 
 impl Connector {
@@ -388,42 +355,6 @@ impl Connector {
             have += self.settled(received)?;
         }
         socket.read_word(answer).map(drop).map_err(|e| self.failed(e))
-    }
-}
-
-/// A connection in the list of connections until it is complete. If this is dropped before, the
-/// connection ends, and leaves the list.
-struct Draft(Option<Arc<Connection>>);
-
-impl Draft {
-    fn of(conn: &Arc<Connection>) -> Self {
-        Self(Some(Arc::clone(conn)))
-    }
-
-    /// Ends the connection, without blocking where another thread is ending it already.
-    async fn fail(self, limit: &SleepLimit, e: Error) {
-        let Some(conn) = &self.0 else { return };
-        conn.close(e);
-        while !conn.has_left() {
-            limit.next_look(NAP).await;
-        }
-    }
-
-    /// The connection stays.
-    fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        let Some(conn) = self.0.take() else { return };
-        if !conn.is_failed() {
-            conn.close(conn.lost_to("closed here, before it was complete"));
-        }
-        // Another thread may be ending it, and it stays listed until then.
-        conn.wait_for_end();
-        conn.core.forget_conn(conn.id);
     }
 }
 

@@ -23,7 +23,7 @@ const NAP: Duration = Duration::from_micros(200);
 
 impl Connection {
     /// Ends the connection. When this returns, nothing touches memory through it any more, and
-    /// every transfer on it has ended or ends when the last [hold](Transfer::hold) on it is
+    /// every transfer on it has ended or ends when the last hold (`Transfer::hold`) on it is
     /// dropped. If another thread is ending it already, this returns at once, before that is true.
     /// Must not be called from a completion or a message.
     pub(crate) fn fail(self: &Arc<Self>, e: Error) {

@@ -67,7 +67,8 @@ impl Endpoint {
     /// published until it is deregistered, which ends also the keys that peers have.
     ///
     /// # Errors
-    /// The endpoint does not allow it ([`Config::publish`]), or the region is unknown.
+    /// The endpoint does not allow it ([`Config::publish`](crate::Config::publish)), or the region
+    /// is unknown.
     pub fn publish(&self, mr: MrId) -> Result<()> {
         let core = self.here()?;
         core.usable()?;
