@@ -310,6 +310,7 @@ const ROUNDS: Rounds = Rounds {
     is_bounded: false,
     route: Route::Direct,
     masks_late: false,
+    timeout: Duration::from_secs(60),
 };
 
 #[test]
@@ -320,9 +321,9 @@ fn more_tokens_than_the_pool_has_room_for_go_in_rounds() {
     Rounds { tokens: &[3, 11], ..ROUNDS }.run();
     Rounds { tokens: &[0, 9, 2], blocks: 3, ..ROUNDS }.run();
     Rounds { tokens: &[10], room: 3, ..ROUNDS }.run();
-    // As many as fit, and one more.
+    // As many as fit, and one more: a rank with room for all rows learns of the other rank's.
     Rounds { tokens: &[4, 4], ..ROUNDS }.run();
-    Rounds { tokens: &[4, 5], ..ROUNDS }.run();
+    Rounds { tokens: &[1, 5], ..ROUNDS }.run();
     for by_expert in [None, Some(4)] {
         // No host waits.
         Rounds { is_bounded: true, by_expert, ..ROUNDS }.run();
@@ -330,6 +331,28 @@ fn more_tokens_than_the_pool_has_room_for_go_in_rounds() {
     }
     // More segments than one in a round, and rounds that begin within one.
     Rounds { tokens: &[140, 30], room: 135, blocks: 4, ..ROUNDS }.run();
+}
+
+#[test]
+fn rounds_have_no_more_tokens_than_the_counts_ahead_of_them() {
+    emulator::load();
+    let bounded = Rounds { is_bounded: true, ..ROUNDS }.soon();
+    bounded.refuses_more_than_announced();
+    Rounds { route: Route::ViaHost(2, Transport::Tcp), ..bounded }.refuses_more_than_announced();
+}
+
+#[test]
+fn ranks_with_other_bounds_of_rounds_are_told_so() {
+    emulator::load();
+    Rounds { is_bounded: true, tokens: &[3, 9], ..ROUNDS }.soon().tells_of_more_tokens();
+    ROUNDS.refuses_more_than_the_call_says();
+}
+
+#[test]
+fn a_rank_that_is_lost_before_its_rounds_leaves_rows_of_zeros() {
+    emulator::load();
+    let masks_late = Rounds { masks_late: true, tokens: &[5, 9], ..ROUNDS }.soon();
+    masks_late.blanks_rows_of_a_lost_rank();
 }
 
 #[test]

@@ -108,8 +108,9 @@ impl Status {
             }
             state::GAVE_UP => {
                 let gave_up = match seen {
-                    TOO_MANY => "has more tokens than the call says or the buffer has any room for, so all ranks need other \
-                                 arguments (num_worst_tokens, num_max_tokens_per_rank) or a larger buffer"
+                    TOO_MANY => "has more tokens than the call says or the buffer has any room \
+                                 for, so all ranks need other arguments (num_worst_tokens, \
+                                 num_max_tokens_per_rank) or a larger buffer"
                         .to_owned(),
                     _ => format!("gave up on call {seen}"),
                 };

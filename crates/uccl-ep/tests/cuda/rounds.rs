@@ -3,6 +3,7 @@
 use std::{num::NonZero, sync::Arc, time::Duration};
 
 use uccl_ep::{
+    Error,
     combine::{CombineRows, Order},
     cuda::{self, normal},
     numerics::bf16,
@@ -12,6 +13,9 @@ use uccl_ep::{
 use super::{Gpu, Ranks, Route, world};
 
 const LIMIT: Duration = Duration::from_secs(60);
+/// The wait for a rank that is then left out, or that has failed: longer than a busy machine keeps
+/// one rank behind another.
+const SOON: Duration = Duration::from_secs(4);
 /// Wide, because a pool is a number of whole pages.
 const HIDDEN: usize = 1024;
 /// Each token chooses an expert of its own rank and one of the next rank.
@@ -32,6 +36,21 @@ pub(crate) struct Rounds {
     pub(crate) route: Route,
     /// Whether late ranks are left out.
     pub(crate) masks_late: bool,
+    pub(crate) timeout: Duration,
+}
+
+impl Rounds {
+    /// The same where a rank is lost.
+    pub(crate) fn soon(self) -> Self {
+        Self { timeout: SOON, ..self }
+    }
+}
+
+/// A dispatch's result and memory.
+struct Sent {
+    result: normal::DispatchResult,
+    memory: normal::RecvMemory,
+    layout: normal::WorkspaceLayout,
 }
 
 /// One rank's end.
@@ -69,7 +88,8 @@ impl Rounds {
         self.place(self.room) / self.ranks() * self.ranks().max(TOP_K)
     }
 
-    /// The sources of the tokens that a rank receives, in order: of its own, and of the rank before.
+    /// The sources of the tokens that a rank receives, in order: of its own, and of the rank
+    /// before.
     fn received(&self, me: usize) -> Vec<(usize, usize)> {
         let from = |rank: usize| {
             let comes = rank == me || (rank + 1) % self.ranks() == me;
@@ -85,16 +105,130 @@ impl Rounds {
             let rank = self.join(ranks, me, &gpu);
             let (plan, cached) = (rank.plan(true), rank.plan(false));
             ranks.meet();
-            // The second time the plan knows more.
+            if !self.is_bounded {
+                // The plan learns from a call without tokens, and has an estimate for the next one.
+                let none = cuda::Choices { tokens: 0, ..rank.choices };
+                rank.send(&plan, rank.request(normal::Routing::Choices(none)));
+                assert_eq!(plan.estimate().is_some(), rank.group.can_fuse(), "{self:?}");
+            }
             for _ in 0..2 {
                 let handle = rank.dispatch(&plan, rank.request(rank.routing()));
                 let handle = Arc::new(handle);
                 rank.combine(&handle);
                 rank.dispatch(&cached, rank.request(normal::Routing::Cached(&handle)));
                 rank.combine(&handle);
+                // The host has no counts of the handle, and asks for them.
+                let counted = rank.request(normal::Routing::Cached(&handle));
+                let counted = normal::DispatchRequest { needs_counts: true, ..counted };
+                let sent = rank.send(&cached, counted).result;
+                let (arrived, counts) = (self.received(me).len() as u32, sent.per_expert);
+                assert_eq!(counts, self.is_bounded.then(|| vec![arrived]), "{self:?}");
             }
             gpu.stream.synchronize().expect("kernels end well");
             rank.group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
+            ranks.meet();
+        });
+    }
+
+    /// Asserts that a round with more tokens than were announced is refused.
+    pub(crate) fn refuses_more_than_announced(self) {
+        world(self.ranks(), |ranks, me| {
+            let gpu = Gpu::new();
+            let rank = self.join(ranks, me, &gpu);
+            let (plan, cached) = (rank.plan(true), rank.plan(false));
+            ranks.meet();
+            let Sent { result, memory, layout } = rank.send(&plan, rank.request(rank.routing()));
+            gpu.stream.synchronize().expect("kernels end well");
+            ranks.meet();
+            gpu.write(memory.workspace + 4 * layout.starts as u64, &vec![0u32; 1 + self.ranks()]);
+            ranks.meet();
+            rank.send(&cached, rank.request(normal::Routing::Cached(&result.handle)));
+            let why = rank.error();
+            assert!(why.contains("tokens for this rank") || why.contains("gave up"), "{why}");
+            ranks.meet();
+        });
+    }
+
+    /// Asserts that ranks which do not agree on the most tokens of any rank are told so: the first
+    /// has one round, and the others have more tokens.
+    pub(crate) fn tells_of_more_tokens(self) {
+        world(self.ranks(), |ranks, me| {
+            let gpu = Gpu::new();
+            let rank = self.join(ranks, me, &gpu);
+            let plan = rank.plan(true);
+            ranks.meet();
+            let request = rank.request(rank.routing());
+            let one_round = (me == 0).then_some(self.room);
+            let max_tokens = one_round.or(request.max_tokens);
+            rank.send(&plan, normal::DispatchRequest { max_tokens, ..request });
+            let (why, room, most) = (rank.error(), self.room, self.most());
+            let told = format!("has tokens {most}, this rank {room}");
+            assert!(why.contains(&told) || (me != 0 && why.contains("gave up")), "{why}");
+            ranks.meet();
+        });
+    }
+
+    /// Asserts that rows of a rank that is lost between the counts and the rounds are zeros. The
+    /// last rank is lost.
+    pub(crate) fn blanks_rows_of_a_lost_rank(self) {
+        world(self.ranks(), |ranks, me| {
+            let gpu = Gpu::new();
+            let rank = self.join(ranks, me, &gpu);
+            let plan = rank.plan(true);
+            ranks.meet();
+            let request = rank.request(rank.routing());
+            let lost = self.ranks() - 1;
+            if me == lost {
+                let planned = plan.prepare(&rank.group, request).expect("a dispatch");
+                let memory = rank.memory(planned.workspace(), None);
+                // SAFETY: the memory is as long as the dispatch asks, and lives until the stream
+                // has been waited for.
+                let counted = unsafe { planned.launch(&memory, &gpu.stream, LIMIT, &mut || false) };
+                assert!(matches!(counted, Ok(normal::DispatchOutcome::Rest(_))), "{self:?}");
+                ranks.meet();
+                return;
+            }
+            let Sent { result, memory, layout } = rank.send(&plan, request);
+            let sources = self.received(me);
+            let rows: Vec<u16> = gpu.download(memory.rows, sources.len() * HIDDEN);
+            rank.group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
+            for (row, (from, token)) in rows.chunks(HIDDEN).zip(&sources) {
+                let value = |c| if *from == lost { 0 } else { value_of(*from, *token, c) };
+                let wanted: Vec<u16> = (0..HIDDEN).map(value).collect();
+                assert_eq!(row, wanted, "{self:?}: rank {me}, token {token} of {from}");
+            }
+            let src_info = memory.workspace + 4 * layout.src_info as u64;
+            let tokens: Vec<i32> = gpu.download(src_info, sources.len());
+            let source = |(from, token): &(usize, usize)| match *from == lost {
+                true => -1,
+                false => *token as i32,
+            };
+            assert_eq!(tokens, sources.iter().map(source).collect::<Vec<_>>(), "{self:?}");
+            drop(result);
+            ranks.meet();
+        });
+    }
+
+    /// Asserts that a call whose arguments say of fewer tokens than a rank has is refused.
+    pub(crate) fn refuses_more_than_the_call_says(self) {
+        world(self.ranks(), |ranks, me| {
+            let gpu = Gpu::new();
+            let rank = self.join(ranks, me, &gpu);
+            let plan = rank.plan(true);
+            let (ranks_there, tokens) = (self.ranks(), self.tokens[me]);
+            let prepare = |max_tokens, rows: Option<usize>| {
+                let row_layout = rows.map(normal::RowLayout::by_token);
+                let request = rank.request(rank.routing());
+                let request = normal::DispatchRequest { max_tokens, row_layout, ..request };
+                plan.prepare(&rank.group, request).map(drop)
+            };
+            let is_refused = |prepared| {
+                assert!(matches!(prepared, Err(Error::TooManyTokens(_))), "{prepared:?}")
+            };
+            is_refused(prepare(Some(tokens - 1), None));
+            is_refused(prepare(None, Some(ranks_there * (tokens - 1))));
+            prepare(Some(tokens), None).expect("rounds");
+            prepare(None, Some(ranks_there * tokens)).expect("rounds");
             ranks.meet();
         });
     }
@@ -104,7 +238,7 @@ impl Rounds {
             rank: me,
             ranks: self.ranks(),
             pool: self.pool(),
-            timeout: LIMIT,
+            timeout: self.timeout,
             masks_late: self.masks_late,
             device: 0,
             blocks: self.blocks,
@@ -191,13 +325,15 @@ impl Rank<'_> {
         normal::RecvMemory { workspace, rows, scales: None }
     }
 
-    fn dispatch(
-        &self,
-        plan: &normal::Plan,
-        request: normal::DispatchRequest<'_>,
-    ) -> normal::Handle {
+    /// The error of a call, after the end of all enqueued work.
+    fn error(&self) -> String {
+        self.gpu.stream.synchronize().expect("kernels end");
+        self.group.check().map_or_else(|e| e.to_string(), |()| "no error".to_owned())
+    }
+
+    /// Sends tokens, and compares nothing.
+    fn send(&self, plan: &normal::Plan, request: normal::DispatchRequest<'_>) -> Sent {
         let case = &self.case;
-        let (fills_tables, bounded) = (plan.shape().fills_tables, case.is_bounded);
         let planned =
             plan.prepare(&self.group, request).unwrap_or_else(|e| panic!("{case:?}: {e}"));
         let mut memory = self.memory(planned.workspace(), planned.num_rows());
@@ -215,6 +351,17 @@ impl Rank<'_> {
                 unsafe { rest.receive(plan, &memory, stream) }.expect("a receive")
             }
         };
+        Sent { result, memory, layout }
+    }
+
+    fn dispatch(
+        &self,
+        plan: &normal::Plan,
+        request: normal::DispatchRequest<'_>,
+    ) -> normal::Handle {
+        let case = &self.case;
+        let (fills_tables, bounded) = (plan.shape().fills_tables, case.is_bounded);
+        let Sent { result, memory, layout } = self.send(plan, request);
         let sources = case.received(self.me);
         if !bounded && fills_tables {
             assert_eq!(result.per_expert, Some(vec![sources.len() as u32]), "{case:?}");

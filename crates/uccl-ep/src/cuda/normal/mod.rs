@@ -15,6 +15,7 @@
 
 mod combine;
 mod dispatch;
+mod dispatch_rounds;
 mod layout;
 mod memory;
 mod plan;

@@ -292,7 +292,8 @@ fn more_than(most: usize, tokens: usize) -> Error {
 fn more_than_rows(rows: &RowLayout, tokens: usize) -> Error {
     let rows = rows.tokens;
     Error::TooManyTokens(format!(
-        "this rank has {tokens} tokens, and rows for {rows} of all ranks: num_worst_tokens is as many as all ranks have together, if each has as many as the rank with the most"
+        "this rank has {tokens} tokens, and rows for {rows} of all ranks: num_worst_tokens is as \
+         many as all ranks have together, if each has as many as the rank with the most"
     ))
 }
 
