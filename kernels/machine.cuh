@@ -61,6 +61,14 @@ __device__ __forceinline__ u64 load_relaxed(u64 address) {
   return value;
 }
 
+// Reads a word that nobody writes while kernels run, so the multiprocessor's cache may keep it. The
+// compiler reads it each time: kept in registers, such words would push others out.
+__device__ __forceinline__ u64 load_fixed(const u64* word) {
+  u64 value;
+  asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(value) : "l"(word));
+  return value;
+}
+
 // Stores two adjacent words, aligned to 16 bytes. A reader sees each of them whole.
 __device__ __forceinline__ void store_pair(u64 address, u64 first, u64 second) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");

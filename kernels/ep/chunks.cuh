@@ -69,7 +69,7 @@ __device__ __forceinline__ bool is_spare_sender() { return blockIdx.x + 1 == gri
 // the next when `take` calls `look_ahead`, once. The count may be in shared memory, to spare a
 // register.
 template <typename Announce, typename Take>
-__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlacement& call, const u32& count,
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const PlacedCall& call, const u32& count,
                                           Announce announce, Take take) {
   u32* claimed = &own_of(g)->claimed[slot_of(call.number)];
   u32 claim = 0;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlac
 
 // The same for items that need no announcement.
 template <typename Take>
-__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlacement& call, const u32& count,
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const PlacedCall& call, const u32& count,
                                           Take take) {
   share_out(
       g, call, count, [](u32) {},
@@ -104,7 +104,7 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlac
 }
 
 // Resets the claims for the next call in this slot: all items are claimed. The last block does it.
-__device__ __forceinline__ void end_shares(const UcclEpGroup& g, const UcclEpPlacement& call) {
+__device__ __forceinline__ void end_shares(const UcclEpGroup& g, const PlacedCall& call) {
   if (threadIdx.x == 0) own_of(g)->claimed[slot_of(call.number)] = 0;
 }
 
@@ -119,16 +119,16 @@ __device__ __forceinline__ u32 first_of_flag(u64 flag) { return static_cast<u32>
 __device__ __forceinline__ u32 count_of_flag(u64 flag) { return static_cast<u32>(flag) & ((1u << FLAG_FIRST) - 1); }
 
 // The first flag of a call's chunks from a rank.
-__device__ __forceinline__ u64 flags_of(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
-  u64 nth = static_cast<u64>(slot_of(call)) * g.ranks + from;
-  return g.windows[at] + g.flags_at + nth * UCCL_EP_CHUNKS * sizeof(u64);
+__device__ __forceinline__ u64 flags_of(const UcclEpGroup& g, const PlacedCall& call, u32 at, u32 from) {
+  u64 nth = static_cast<u64>(slot_of(call.number)) * g.ranks + from;
+  return call.row_windows[at] + g.flags_at + nth * UCCL_EP_CHUNKS * sizeof(u64);
 }
 
 // The address of a call's first tagged word from a rank. A tagged word has the call's number, at
 // the same bits as a flag, and a value in one word, so that it needs no fence.
-__device__ __forceinline__ u64 tagged_words_of(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
-  u64 nth = static_cast<u64>(slot_of(call)) * g.ranks + from;
-  return g.windows[at] + g.tagged_at + nth * UCCL_EP_TAGGED_WORDS * sizeof(u64);
+__device__ __forceinline__ u64 tagged_words_of(const UcclEpGroup& g, const PlacedCall& call, u32 at, u32 from) {
+  u64 nth = static_cast<u64>(slot_of(call.number)) * g.ranks + from;
+  return call.row_windows[at] + g.tagged_at + nth * UCCL_EP_TAGGED_WORDS * sizeof(u64);
 }
 
 __device__ __forceinline__ u64 tagged_word(u64 call, u32 value) { return call << FLAG_CALL | value; }

@@ -2,26 +2,24 @@
 // and pushes commands to a ring there. A proxy carries them out, as uccl-ep's module `far` says.
 #pragma once
 
-#include "params.cuh"
+#include "addresses.cuh"
 #include "warp.cuh"
 
 struct Command {
   u64 first, second;
 };
 
-__device__ __forceinline__ bool is_far(const UcclEpGroup& g, u32 rank) { return (g.far >> rank & 1) != 0; }
-
 // A command that copies data in a rank's mirror to the same place in its window.
 __device__ __forceinline__ Command copy_command(const UcclEpGroup& g, u32 rank, u64 from, u64 len) {
-  u64 target = (from - g.windows[rank]) / UCCL_EP_COMMAND_UNIT;
-  return {static_cast<u64>(rank) << UCCL_EP_COMMAND_PEER_AT | (from - g.mirrors) / UCCL_EP_COMMAND_UNIT,
+  u64 target = (from - window_of(g, rank)) / UCCL_EP_COMMAND_UNIT;
+  return {static_cast<u64>(rank) << UCCL_EP_COMMAND_PEER_AT | (from - mirrors_of(g)) / UCCL_EP_COMMAND_UNIT,
           target << UCCL_EP_COMMAND_TARGET_AT | (len + UCCL_EP_COMMAND_UNIT - 1) / UCCL_EP_COMMAND_UNIT};
 }
 
 // A command that sets the window's word at a mirror's address, once all data copied before is
 // there.
 __device__ __forceinline__ Command set_command(const UcclEpGroup& g, u32 rank, u64 word, u64 value) {
-  return {UCCL_EP_COMMAND_SIGNALS | static_cast<u64>(rank) << UCCL_EP_COMMAND_PEER_AT | (word - g.windows[rank]) / 8,
+  return {UCCL_EP_COMMAND_SIGNALS | static_cast<u64>(rank) << UCCL_EP_COMMAND_PEER_AT | (word - window_of(g, rank)) / 8,
           value};
 }
 
@@ -29,10 +27,10 @@ __device__ __forceinline__ Command set_command(const UcclEpGroup& g, u32 rank, u
 // GPU's memory.
 __device__ __forceinline__ bool ring_has(const UcclEpGroup& g, u64 number) {
   u64 seen = g.own + offsetof(UcclEpOwnState, popped);
-  if (number - load_acquire(seen) < g.ring_slots) return true;
-  u64 tail = load_acquire(g.ring + 8 * UCCL_EP_RING_TAIL);
+  if (number - load_acquire(seen) < ring_slots_of(g)) return true;
+  u64 tail = load_acquire(ring_of(g) + 8 * UCCL_EP_RING_TAIL);
   store_release(seen, tail);
-  return number - tail < g.ring_slots;
+  return number - tail < ring_slots_of(g);
 }
 
 // Takes numbers for `count` commands, at most as many as the ring has slots, once it has room for
@@ -61,8 +59,8 @@ __device__ __forceinline__ u32 claim(const UcclEpGroup& g, u32 count, u64& numbe
 
 // Puts a command into its slot: both halves carry the lap's bit.
 __device__ __forceinline__ void put(const UcclEpGroup& g, u64 number, Command c) {
-  u64 lap = (number & g.ring_slots) == 0 ? UCCL_EP_COMMAND_LAP : 0;
-  u64 slot = g.ring + 8 * (UCCL_EP_RING_SLOTS + 2 * (number & (g.ring_slots - 1)));
+  u64 lap = (number & ring_slots_of(g)) == 0 ? UCCL_EP_COMMAND_LAP : 0;
+  u64 slot = ring_of(g) + 8 * (UCCL_EP_RING_SLOTS + 2 * (number & (ring_slots_of(g) - 1)));
   store_pair(slot, c.first | lap, c.second | lap);
 }
 

@@ -42,6 +42,7 @@ constexpr u32 UCCL_EP_DISAGREE = 4;
 constexpr u32 UCCL_EP_WRONG_CHOICE = 5;
 constexpr u32 UCCL_EP_NO_ROOM = 6;
 constexpr u32 UCCL_EP_LOST = 7;
+constexpr u32 UCCL_EP_STALE = 8;
 // Kinds of wait, in the report of a wait that failed: for data, for room in a window, and for a
 // proxy that takes commands.
 constexpr u32 UCCL_EP_DATA = 0;
@@ -102,6 +103,20 @@ struct UcclEpOwnState {
   u64 room;
   // The call that is acknowledged when the next one begins; or 0.
   u64 pending_ack;
+  // The first call since the ranks last met. Combines of earlier dispatches fail.
+  u64 first;
+};
+
+// Addresses that a meeting of the ranks changes: see addresses.cuh.
+struct UcclEpAddresses {
+  u64 windows[UCCL_EP_MAX_RANKS];      // By rank; of far ranks, their mirrors; 0 of absent ones.
+  // The same, but of this rank its staging copy: where this rank writes rows.
+  u64 row_windows[UCCL_EP_MAX_RANKS];
+  u64 staging;                         // This rank's window, or its staging copy: see staging.cuh.
+  u64 far;                             // A bit for each rank whose window this GPU does not reach.
+  u64 mirrors;                         // The base of commands' sources.
+  u64 ring;                            // The ring of commands: see far.cuh.
+  u64 ring_slots;
 };
 
 // Leaves ranks out, readmits others, and writes to `status` which ones are left out.
@@ -128,27 +143,21 @@ struct UcclEpStatus {
   u64 seen[UCCL_EP_MAX_RANKS];
 };
 
-// A rank of a group: its windows, words and memory.
+// A rank of a group: its words and memory. A meeting of the ranks changes none of them, so they may
+// be part of a graph.
 struct UcclEpGroup {
-  u64 windows[UCCL_EP_MAX_RANKS];  // By rank; of far ranks, their mirrors.
-  u64 staging;                     // This rank's window, or its staging copy: see staging.cuh.
-  u64 far;                         // A bit for each rank whose window this GPU does not reach.
-  u64 mirrors;                     // The base of commands' sources.
-  u64 ring;                        // The ring of commands: see far.cuh.
+  u64 addresses;   // UcclEpAddresses.
   u64 own;
   u64 status;
   u64 timeout_ns;
-  u64 pool_at;                     // In bytes from the start of a window.
-  u64 pool;                        // Bytes.
-  u64 flags_at;                    // The flags of chunks, as `pool_at`; 0: chunks have none.
-  u64 tagged_at;                   // Tagged words, as `flags_at`.
+  u64 pool_at;     // In bytes from the start of a window.
+  u64 pool;        // Bytes.
+  u64 flags_at;    // The flags of chunks, as `pool_at`; 0: chunks have none.
+  u64 tagged_at;   // Tagged words, as `flags_at`.
   u32 rank;
   u32 ranks;
-  u32 masks_late;                  // Whether a late rank is left out, and the call goes on.
-  u32 ring_slots;
-  // Whether windows are in host memory, which only the first block polls.
-  u32 via_host;
-  u32 zero;
+  u32 masks_late;  // Whether a late rank is left out, and the call goes on.
+  u32 via_host;    // Whether windows are in host memory, which only the first block polls.
 };
 
 // A call's parameters: the same each time that a graph repeats it.

@@ -13,7 +13,7 @@ static_assert(UCCL_EP_MAX_TOKENS < 1u << TOKEN_BITS, "a token's number");
 // Addresses of a token's records: a lane has those at two ranks. `slot_of` returns the token's slot
 // at a rank, or -1.
 template <typename SlotOf>
-__device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlacement& call, Targets (&to)[2],
+__device__ __forceinline__ void records_at(const UcclEpSend& p, const PlacedCall& call, Targets (&to)[2],
                                            SlotOf slot_of) {
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlac
     to[half].has = __ballot_sync(ALL, slot >= 0);
     to[half].mine = 0;
     if (slot >= 0) {
-      u64 area = place_at_rank(p.group, call, rank) + p.group.rank * p.area.len;
+      u64 area = place_at_rank(call, rank) + p.group.rank * p.area.len;
       to[half].mine = area + p.area.first + static_cast<u64>(slot) * p.area.stride;
     }
   }
@@ -33,28 +33,28 @@ constexpr u32 NO_RANK = UCCL_EP_MAX_RANKS;
 
 // Addresses of the records of a token that an earlier launch has routed, without that at
 // `left_out`.
-__device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlacement& call, u32 token,
+__device__ __forceinline__ void records_of(const UcclEpSend& p, const PlacedCall& call, u32 token,
                                            Targets (&to)[2], u32 left_out = NO_RANK) {
   records_at(p, call, to,
              [&](u32 rank) { return rank == left_out ? -1 : slot_at(p.routes, p.group.ranks, token, rank).place(); });
 }
 
 // Sends each rank its counts. One block.
-__device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPlacement& call, const u32* per_expert,
+__device__ __forceinline__ void send_counts(const UcclEpSend& p, const PlacedCall& call, const u32* per_expert,
                                             const u32* per_rank) {
   const UcclEpGroup& g = p.group;
   u32 local = p.routes.local_experts;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
     if (is_masked(call, i / local)) continue;
-    u64 area = g.windows[i / local] + call.place + g.rank * p.area.len;
+    u64 area = window_of(g, i / local) + call.place + g.rank * p.area.len;
     reinterpret_cast<u32*>(area)[i % local] = per_expert[i];
   }
   write_headers(g, p.call, call, per_rank);
 }
 
 // Sends the counts of tokens that an earlier launch has routed.
-__device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const UcclEpPlacement& call) {
+__device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const PlacedCall& call) {
   send_counts(p, call, reinterpret_cast<const u32*>(p.routes.experts), reinterpret_cast<const u32*>(p.routes.counts));
 }
 
@@ -64,7 +64,7 @@ __device__ __forceinline__ void send_areas(const UcclEpSend& p, WaitState& w) {
   u32 rank = threadIdx.x;
   if (rank - lane_of_thread() >= g.ranks) return;
   bool has = rank < g.ranks && is_far(g, rank) && !is_masked(w.call, rank);
-  u64 area = has ? g.windows[rank] + w.call.place + g.rank * p.area.len : 0;
+  u64 area = has ? window_of(g, rank) + w.call.place + g.rank * p.area.len : 0;
   u64 header = has ? header_of(g, rank, g.rank, w.call.number) : 0;
   u64 records = has ? reinterpret_cast<const u64*>(header)[p.call.agreed] : 0;
   send_far(g, w, has, rank, area, p.area.first + records * p.area.stride);
@@ -117,7 +117,7 @@ __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
 
 // Fetches the records of a block's teams, where windows are in host memory: a team reads a record
 // in many pieces, and each read would cross the bus.
-__device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const UcclEpPlacement& call, const UcclEpArea& area,
+__device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const PlacedCall& call, const UcclEpArea& area,
                                               const u32* starts, const Team& team) {
   if (g.via_host == 0) return;
 #pragma unroll 1
@@ -125,7 +125,7 @@ __device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const UcclEp
     u32 from = sender_of(starts, g.ranks, at);
     if (from == g.rank) continue;
     u64 record = area.first + static_cast<u64>(at - starts[from]) * area.stride;
-    u64 address = g.windows[g.rank] + call.place + from * area.len + record;
+    u64 address = window_of(g, g.rank) + call.place + from * area.len + record;
     copy<LONG_ROUND>(team, staging_address(g, address), address, area.stride / 16);
   }
   __syncthreads();

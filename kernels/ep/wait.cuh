@@ -6,7 +6,7 @@
 #include "staging.cuh"
 
 __device__ __forceinline__ u64 line_of(const UcclEpGroup& g, u32 at, u32 about, u32 line) {
-  return g.windows[at] + (about * UCCL_EP_LINES + line) * UCCL_EP_LINE;
+  return window_of(g, at) + (about * UCCL_EP_LINES + line) * UCCL_EP_LINE;
 }
 
 __device__ __forceinline__ u32 slot_of(u64 call) { return static_cast<u32>(call % UCCL_EP_SLOTS); }
@@ -50,7 +50,7 @@ constexpr u32 EXTRA_WORDS = 2;
 
 // State that the threads of a block share: the call, and their waits or a fault.
 struct WaitState {
-  UcclEpPlacement call;
+  PlacedCall call;
   u64 rowless;  // a bit for each rank that sends back no rows: it is left out, or a combine's dispatch left it out
   u32 state;    // 0, one of the states of a status, or STOPPED
   u32 detail;
@@ -83,9 +83,10 @@ __device__ __forceinline__ bool is_masked(const UcclEpPlacement& call, u32 rank)
 __device__ __forceinline__ bool has_no_row(const WaitState& w, u32 rank) { return (w.rowless >> rank & 1) != 0; }
 
 // Whether a rank gets the acknowledgement of a call. A rank that is left out gets it too, unless
-// the host knows that it is gone: if it takes part in a later call, it writes to this place then.
+// it is absent or the host knows that it is gone: if it takes part in a later call, it writes to this place then.
 __device__ __forceinline__ bool gets_ack(const UcclEpGroup& g, const UcclEpPlacement& call, u32 rank) {
-  return !is_masked(call, rank) || (load_relaxed(lost_word(g)) >> rank & 1) == 0;
+  if (!is_masked(call, rank)) return true;
+  return window_of(g, rank) != 0 && (load_relaxed(lost_word(g)) >> rank & 1) == 0;
 }
 
 // The number of calls since the last earlier one in a slot; for the call's own slot, UCCL_EP_SLOTS.
@@ -98,7 +99,7 @@ __device__ __forceinline__ u32 calls_since(u64 number, u32 slot) {
 __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlacement& call) {
   const UcclEpOwnState* own = own_of(g);
   u32 slot = lane_of_thread();
-  u64 number = own->calls + 1, offset = own->next, masked = own->masked, begin = 0, end = 0;
+  u64 number = own->calls + 1, offset = own->next, masked = own->masked, first = own->first, begin = 0, end = 0;
   if (slot < UCCL_EP_SLOTS) {
     begin = own->begins[slot];
     end = own->ends[slot];
@@ -106,8 +107,9 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
   if (c.zero_copy != 0 || offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
   u32 ago = calls_since(number, slot % UCCL_EP_SLOTS);
   bool overlaps = begin < offset + c.len && offset < end;
-  // The call that used the same words counts as overlapping.
-  bool is_after = slot < UCCL_EP_SLOTS && number > ago && (ago == UCCL_EP_SLOTS || overlaps);
+  // The call that used the same words counts as overlapping. Calls before the ranks last met were
+  // in other windows.
+  bool is_after = slot < UCCL_EP_SLOTS && number >= first + ago && (ago == UCCL_EP_SLOTS || overlaps);
   u32 after = __ballot_sync(ALL, is_after);
   if (slot == 0) call = {number, g.pool_at + offset, after, masked};
 }
@@ -153,23 +155,47 @@ constexpr u32 STEP_SEND = 0;
 constexpr u32 STEP_RECEIVE = 1;
 constexpr u32 STEP_LAYOUT = 2;
 
-// Sets the block's state: sound, unless an earlier call has failed. The first warp does it.
+UCCL_COLD void refuse_stale(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w, u64 number);
+
+// Reads the windows for rows. One warp; the loads of other addresses bring them into the cache.
+__device__ __forceinline__ void load_windows(const UcclEpGroup& g, PlacedCall& call) {
+#pragma unroll 1
+  for (u32 rank = lane_of_thread(); rank < g.ranks; rank += LANES) {
+    window_of(g, rank);
+    call.row_windows[rank] = row_window_of(g, rank);
+  }
+}
+
+// Sets the block's state: sound, unless an earlier call has failed, or ranks have met since the
+// dispatch of a combine. The first warp does it, while the second one reads windows.
 __device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEpCall& c, u32 step, WaitState& w) {
+  if (warp_of_thread() == 1) load_windows(g, w.call);
   if (warp_of_thread() != 0) return;
   // The load is in flight while the call gets its place.
   u32 has_failed = load_word(g.own);
-  u64 unsent = c.dispatch_placement != 0 ? reinterpret_cast<const UcclEpPlacement*>(c.dispatch_placement)->masked : 0;
+  u64 unsent = 0, first = 0, dispatch = 0;
+  if (c.dispatch_placement != 0) {
+    const UcclEpPlacement* placement = reinterpret_cast<const UcclEpPlacement*>(c.dispatch_placement);
+    unsent = placement->masked;
+    dispatch = placement->number;
+    first = own_of(g)->first;
+  }
+  // So is this one.
+  u64 staging = staging_of(g);
   if (step != STEP_RECEIVE) place_call(g, c, w.call);
   __syncwarp();
   if (step == STEP_SEND && blockIdx.x == 0) send_pending_ack(g, w.call);
   if (threadIdx.x == 0) {
-    if (step == STEP_RECEIVE) w.call = *reinterpret_cast<const UcclEpPlacement*>(c.placement);
+    UcclEpPlacement& call = w.call;
+    if (step == STEP_RECEIVE) call = *reinterpret_cast<const UcclEpPlacement*>(c.placement);
+    w.call.staged = staging + w.call.place;
     w.rowless = w.call.masked | unsent;
     w.state = has_failed != 0 ? STOPPED : 0;
     w.detail = 0;
     w.is_waiting = 0;
     w.late = 0;
     w.waited_ns = 0;
+    if (dispatch < first) refuse_stale(g, c, w, dispatch);
   }
 }
 
@@ -178,10 +204,13 @@ __device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCa
   return agreed_state(w) == 0;
 }
 
-// Passes the state of a sound block to the next half of its call.
-__device__ __forceinline__ void pass_state(const WaitState& from, WaitState& to) {
+// Passes the state of a sound block to the next half of its call, which uses this rank's window alone.
+__device__ __forceinline__ void pass_state(const UcclEpGroup& g, const WaitState& from, WaitState& to) {
   if (threadIdx.x == 0) {
-    to.call = from.call;
+    UcclEpPlacement& call = to.call;
+    call = from.call;
+    to.call.staged = from.call.staged;
+    to.call.row_windows[g.rank] = from.call.row_windows[g.rank];
     to.state = to.detail = to.is_waiting = 0;
     to.late = to.waited_ns = 0;
   }
@@ -201,6 +230,7 @@ __device__ __forceinline__ void set_fault(WaitState& w, u32 state, u32 detail, u
 __device__ __forceinline__ void send_fault(const UcclEpGroup& g, u64 call, bool can_push) {
 #pragma unroll 1
   for (u32 rank = 0; rank < g.ranks; rank++) {
+    if (window_of(g, rank) == 0) continue;
     u64 word = fault_word(g, rank, g.rank), number = 0;
     if (!is_far(g, rank)) {
       store_release(word, call);
@@ -230,6 +260,16 @@ UCCL_COLD void report(const UcclEpGroup& g, u32 phase, const WaitState& w) {
   *const_cast<volatile u32*>(&status->state) = w.state;
   __threadfence_system();
   send_fault(g, w.call.number, w.detail != UCCL_EP_PUSH);
+}
+
+// Reports a combine whose dispatch, with this number, was before ranks last met: its rows are not
+// those of the ranks that are there. One thread; the block ends.
+UCCL_COLD void refuse_stale(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w, u64 number) {
+  if (w.state != 0) return;
+  w.expected[g.rank] = own_of(g)->first;
+  w.seen[g.rank] = number;
+  set_fault(w, UCCL_EP_STALE, 0, g.rank);
+  report(g, c.phase, w);
 }
 
 // Whether the block is sound. If not, the first block that fails reports to the host and the peers.
@@ -500,7 +540,7 @@ __device__ __forceinline__ void release_followers(const UcclEpGroup& g, WaitStat
   }
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * counts_layout.local_experts; i += blockDim.x) {
-    u64 area = g.windows[g.rank] + w.call.place + i / counts_layout.local_experts * counts_layout.area_len;
+    u64 area = window_of(g, g.rank) + w.call.place + i / counts_layout.local_experts * counts_layout.area_len;
     u64 word = area + sizeof(u32) * (i % counts_layout.local_experts);
     *reinterpret_cast<u32*>(staging_address(g, word)) = *reinterpret_cast<const u32*>(word);
   }
@@ -581,7 +621,7 @@ __device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Wa
 // Sets a fault: the proxy has not taken a command for a rank.
 __device__ __forceinline__ void set_push_fault(const UcclEpGroup& g, WaitState& w, u32 state, u32 rank) {
   w.expected[rank] = own_of(g)->pushed;
-  w.seen[rank] = load_acquire(g.ring + 8 * UCCL_EP_RING_TAIL);
+  w.seen[rank] = load_acquire(ring_of(g) + 8 * UCCL_EP_RING_TAIL);
   w.waited_ns = g.timeout_ns;
   set_fault(w, state, UCCL_EP_PUSH, rank);
 }
@@ -631,11 +671,11 @@ __device__ __forceinline__ void set_arrived(const UcclEpGroup& g, const UcclEpCa
   // Whole warps, as `push` needs all lanes.
   if (peer - lane_of_thread() < g.ranks) {
     bool has_word = peer < g.ranks && !is_masked(w.call, peer);
-    if (g.far != 0) send_headers(g, w);
+    if (has_far(g)) send_headers(g, w);
     u64 word = has_word ? arrived_word(g, peer, g.rank, w.call.number) : 0;
     set_word(g, w, has_word, peer, word, flag_of(w.call.number));
   }
-  if (g.far != 0) is_sound(g, c, w);
+  if (has_far(g)) is_sound(g, c, w);
 }
 
 // The block with the fewest rows, for work that one block does.
@@ -647,7 +687,7 @@ template <typename Send>
 __device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w, Send send) {
   if (!is_last_block(g, STEP_SEND, w)) return;
   take_place(g, c, w.call);
-  if (g.far != 0) {
+  if (has_far(g)) {
     // Orders the commands behind the writes of all blocks.
     __threadfence_system();
     send();
@@ -682,8 +722,8 @@ __device__ __forceinline__ void set_taken(const UcclEpGroup& g, const UcclEpCall
     if (peer < g.ranks) *verdict_on(g, w.call, peer) = 0;
     bool has_word = peer < g.ranks && gets_ack(g, w.call, peer);
     u64 word = has_word ? taken_word(g, peer, g.rank, w.call.number) : 0;
-    if (g.far != 0) __threadfence_system();
+    if (has_far(g)) __threadfence_system();
     set_word(g, w, has_word, peer, word, flag_of(w.call.number));
   }
-  if (g.far != 0) is_sound(g, c, w);
+  if (has_far(g)) is_sound(g, c, w);
 }

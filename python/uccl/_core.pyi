@@ -22,6 +22,7 @@ __all__ = [
     "EpCudaLowLatencyWorkspace",
     "EpCudaNormalCombine",
     "EpCudaNormalHandle",
+    "EpCudaPoolHold",
     "EpCudaWorkspaceLayout",
     "EpCudaZeroCopyView",
     "EpDispatch",
@@ -1424,6 +1425,31 @@ class EpCudaGroup:
     def pool_len(self) -> int:
         """Bytes of the pool."""
 
+    @property
+    def generation(self) -> int:
+        """The number of meetings of the ranks so far."""
+
+    def present(self) -> list[bool]:
+        """By rank, whether it is there, left out or not."""
+
+    def masks(self, *, stream: int) -> list[bool]:
+        """By rank, whether it is left out behind the work on a stream, for which this waits."""
+
+    def regroup(
+        self,
+        *,
+        streams: Sequence[int],
+        blocks: int,
+        is_alone: bool,
+        exchange: Callable[[bytes], list[bytes | None]],
+    ) -> None:
+        """Has the ranks that exchange bytes now meet anew. Waits for the calls on these streams;
+        none may be on others. A launch has `blocks` blocks from now on.
+        """
+
+    def pool_hold(self) -> EpCudaPoolHold:
+        """An object that keeps the memory of the pool, also when ranks meet anew."""
+
     def check(self) -> None:
         """Raises the error of a call that has failed. Waits for no call."""
 
@@ -1436,6 +1462,10 @@ class EpCudaGroup:
         """Enqueues masks: each bit is a rank that is left out, or let in. Unless `status` is 0,
         writes an i32 by rank there: whether it is left out then.
         """
+
+@final
+class EpCudaPoolHold:
+    """The memory of a pool."""
 
 @final
 class EpCudaLowLatencyDispatch:

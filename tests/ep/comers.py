@@ -28,9 +28,17 @@ def serve(rank: int, options: dict[str, Any], port: int, pipe: Any) -> None:
     from uccl.ep import Buffer
 
     torch.set_num_threads(1)
+    made = {"enable_shrink": options["masks"], "timeout": options["timeout"]}
+    if options["emulated"]:
+        import emulated
+
+        emulated.load(Path(options["emulated"]))
+    elif options["device"] == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    if options["device"] == "cuda":
+        made |= {"device": "cuda", "allow_nvlink_for_low_latency_mode": not options["via_host"]}
     store = torch.distributed.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=LIMIT))
     size = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, RANKS, EXPERTS)
-    made = {"enable_shrink": options["masks"], "timeout": options["timeout"]}
     buffer = Buffer(
         None, 0, size, low_latency_mode=True, store=store, rank=rank, num_ranks=RANKS, **made
     )
@@ -46,10 +54,26 @@ def serve(rank: int, options: dict[str, Any], port: int, pipe: Any) -> None:
 class Comers:
     """The ranks' processes, some of which may be missing."""
 
-    def __init__(self, nodes: int = 1, masks: bool = False, timeout: float = 20) -> None:
+    def __init__(
+        self,
+        nodes: int = 1,
+        masks: bool = False,
+        timeout: float = 20,
+        device: str = "cpu",
+        emulated: str = "",
+        via_host: bool = False,
+    ) -> None:
+        """``emulated`` is the folder of an emulated GPU's parts, for the device "cuda"."""
         import torch
 
-        self._options = {"nodes": nodes, "masks": masks, "timeout": timeout}
+        self._options = {
+            "nodes": nodes,
+            "masks": masks,
+            "timeout": timeout,
+            "device": device,
+            "emulated": emulated,
+            "via_host": via_host,
+        }
         # A server that has imported torch once, and forks.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["torch"])
@@ -128,14 +152,24 @@ def disconnected(buffer: Any, ranks: list[int]) -> int:
     return buffer.generation
 
 
-def inputs(rank: int, seed: int) -> tuple[Any, Any, Any]:
+def inputs(buffer: Any, seed: int) -> tuple[Any, Any, Any]:
     """A rank's tokens, choices and weights."""
     import torch
 
-    random = torch.Generator().manual_seed(seed * RANKS + rank)
+    random = torch.Generator().manual_seed(seed * RANKS + buffer.rank)
     x = torch.randn(TOKENS, HIDDEN, generator=random).bfloat16()
     experts = torch.rand(TOKENS, EXPERTS, generator=random).topk(TOP_K).indices
-    return x, experts, torch.rand(TOKENS, TOP_K, generator=random)
+    weights = torch.rand(TOKENS, TOP_K, generator=random)
+    return tuple(tensor.to(buffer.device) for tensor in (x, experts, weights))
+
+
+def settle(buffer: Any) -> None:
+    """Waits for the calls of a buffer on a GPU."""
+    import torch
+
+    if buffer.get_comm_stream() is not None:
+        torch.cuda.current_stream().synchronize()
+        buffer.check()
 
 
 def calls(buffer: Any, seed: int, count: int = 1) -> list[list[int]]:
@@ -144,16 +178,18 @@ def calls(buffer: Any, seed: int, count: int = 1) -> list[list[int]]:
 
     bits = []
     for nth in range(seed, seed + count):
-        x, experts, weights = inputs(buffer.rank, nth)
+        x, experts, weights = inputs(buffer, nth)
         (rows, scales), counts, handle, _, _ = buffer.low_latency_dispatch(
             x, experts, TOKENS, EXPERTS
         )
-        made = torch.zeros(*rows.shape, dtype=torch.bfloat16)
+        settle(buffer)
+        made = torch.zeros(*rows.shape, dtype=torch.bfloat16, device=rows.device)
         for expert, valid in enumerate(counts.tolist()):
             scale = scales[expert, :valid].repeat_interleave(128, dim=1)
             made[expert, :valid] = (rows[expert, :valid].float() * scale).bfloat16()
             bits.append(made[expert, :valid].view(torch.int16).flatten().tolist())
         out, _, _ = buffer.low_latency_combine(made, experts, weights, handle)
+        settle(buffer)
         bits.append(out.view(torch.int16).flatten().tolist())
     return bits
 
@@ -172,17 +208,21 @@ def dies(buffer: Any, when: str) -> None:
         seed = 0
         while True:
             calls(buffer, seed := seed + 1)
-    x, experts, weights = inputs(buffer.rank, 1)
-    _, _, handle, _, hook = buffer.low_latency_dispatch(
+    x, experts, weights = inputs(buffer, 1)
+    (recv, _), _, handle, _, hook = buffer.low_latency_dispatch(
         x, experts, TOKENS, EXPERTS, return_recv_hook=True
     )
+    settle(buffer)
     if when == "in dispatch":
         end()
     hook()
+    settle(buffer)
     if when == "between":
         end()
-    rows = torch.zeros(EXPERTS // RANKS, RANKS * TOKENS, HIDDEN, dtype=torch.bfloat16)
+    shape = EXPERTS // RANKS, RANKS * TOKENS, HIDDEN
+    rows = torch.zeros(*shape, dtype=torch.bfloat16, device=recv.device)
     buffer.low_latency_combine(rows, experts, weights, handle, return_recv_hook=True)
+    settle(buffer)
     end()
 
 
@@ -190,9 +230,10 @@ def survives(buffer: Any, count: int) -> list[int]:
     """Makes calls and returns the mask of ranks."""
     import torch
 
-    status = torch.zeros(RANKS, dtype=torch.int32)
+    status = torch.zeros(RANKS, dtype=torch.int32, device=buffer.device)
     calls(buffer, 1, count)
     buffer.query_mask_buffer(status)
+    settle(buffer)
     return status.tolist()
 
 

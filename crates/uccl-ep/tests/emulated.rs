@@ -128,6 +128,14 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     }
 }
 
+#[test]
+fn a_group_meets_anew_without_a_rank_and_with_another() {
+    emulator::load();
+    for (masks, ranks) in [(None, 3), (Some(Masks { masks_late: true, ..MASKS }), 2)] {
+        Case { masks, ranks, hidden: 128, slots: 3, ..SMALL }.meets_anew();
+    }
+}
+
 /// A rank is left out for one to nine calls, and each time takes part again.
 const MASKS: Masks = Masks { rank: 1, calls: (1, 9), masks_late: false, is_between: false };
 

@@ -70,6 +70,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyHandle>()?;
     m.add_class::<ep::PyCombine>()?;
     m.add_class::<ep::PyCudaGroup>()?;
+    m.add_class::<ep::PyPoolHold>()?;
     m.add_class::<ep::PyLowLatencyDispatch>()?;
     m.add_class::<ep::PyLowLatencyHandle>()?;
     m.add_class::<ep::PyLowLatencyCombine>()?;

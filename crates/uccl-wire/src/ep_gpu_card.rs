@@ -13,15 +13,17 @@
 //! | 76 | 64 B | the handle by which other processes open the window |
 //! | 140 | u32 | its process, as its host numbers it |
 //! | 144 | u64 | when that process was started, in ticks since the host was |
+//! | 152 | u64 | the number of the rank's next call |
+//! | 160 | u32 | the number of its meetings with others before |
 //!
 //! All numbers are little endian. A process that has the handle can write to the window.
 
 use crate::ep_card::{EpCardError, HOST_LEN};
 
 /// Bytes of a card.
-pub const EP_GPU_CARD_LEN: usize = 152;
+pub const EP_GPU_CARD_LEN: usize = 164;
 
-const MAGIC: u32 = 0x5543_4703;
+const MAGIC: u32 = 0x5543_4704;
 
 /// A card; see the module.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +48,10 @@ pub struct EpGpuCard {
     pub pid: u32,
     /// When its process was started: another one with this number was started at another time.
     pub started: u64,
+    /// The number of its next call.
+    pub next_call: u64,
+    /// How often it has met others before.
+    pub generation: u32,
 }
 
 impl EpGpuCard {
@@ -65,7 +71,9 @@ impl EpGpuCard {
         out[40..76].copy_from_slice(&self.host);
         out[76..140].copy_from_slice(&self.handle);
         out[140..144].copy_from_slice(&self.pid.to_le_bytes());
-        out[144..].copy_from_slice(&self.started.to_le_bytes());
+        out[144..152].copy_from_slice(&self.started.to_le_bytes());
+        out[152..160].copy_from_slice(&self.next_call.to_le_bytes());
+        out[160..].copy_from_slice(&self.generation.to_le_bytes());
         out
     }
 
@@ -89,11 +97,24 @@ impl EpGpuCard {
         if rank >= ranks {
             return Err(EpCardError::NoSuchRank { rank, ranks });
         }
-        let [pool, nonce, process, started] = [16, 24, 32, 144].map(long);
-        let pid = word(35);
+        let [pool, nonce, process, started, next_call] = [16, 24, 32, 144, 152].map(long);
+        let [pid, generation] = [35, 40].map(word);
         let host = bytes[40..].first_chunk().copied().unwrap_or([0; HOST_LEN]);
         let handle = bytes[76..].first_chunk().copied().unwrap_or([0; 64]);
-        Ok(Self { rank, ranks, marks, pool, nonce, process, host, handle, pid, started })
+        Ok(Self {
+            rank,
+            ranks,
+            marks,
+            pool,
+            nonce,
+            process,
+            host,
+            handle,
+            pid,
+            started,
+            next_call,
+            generation,
+        })
     }
 }
 
@@ -114,16 +135,19 @@ mod tests {
     proptest! {
         #[test]
         fn a_card_survives_its_bytes(
-            rank: u32, longs: [u64; 4], pid: u32, ranks in 1u32.., marks: u32, host in proptest::array::uniform32(0u8..),
+            rank: u32, longs: [u64; 5], pid: u32, ranks in 1u32.., marks: u32, generation: u32,
+            host in proptest::array::uniform32(0u8..),
         ) {
             let mut id = [b'-'; HOST_LEN];
             id[..32].copy_from_slice(&host);
             let mut handle = [7; 64];
             handle[..32].copy_from_slice(&host);
-            let [pool, nonce, process, started] = longs;
+            let [pool, nonce, process, started, next_call] = longs;
             let rank = rank % ranks;
-            let card =
-                EpGpuCard { rank, ranks, marks, pool, nonce, process, host: id, handle, pid, started };
+            let host = id;
+            let card = EpGpuCard {
+                rank, ranks, marks, pool, nonce, process, host, handle, pid, started, next_call, generation,
+            };
             prop_assert_eq!(EpGpuCard::decode(&card.encode()), Ok(card));
         }
 

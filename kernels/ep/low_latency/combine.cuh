@@ -69,10 +69,10 @@ __device__ __forceinline__ ExpertRow expert_row_of(const UcclEpLowLatencyReturn&
 }
 
 // The copy of an expert row to the rank of its record.
-__device__ __forceinline__ RowCopy row_copy(const UcclEpLowLatencyReturn& p, const UcclEpPlacement& call, u32 rank,
+__device__ __forceinline__ RowCopy row_copy(const UcclEpLowLatencyReturn& p, const PlacedCall& call, u32 rank,
                                             const ExpertRow& expert_row) {
   if (!expert_row.is_there || is_masked(call, rank)) return {0, 0, 0};
-  u64 to = place_at_rank(p.group, call, rank) + static_cast<u64>(expert_row.slot(p)) * p.slot_stride;
+  u64 to = place_at_rank(call, rank) + static_cast<u64>(expert_row.slot(p)) * p.slot_stride;
   return {p.rows + expert_row.row * p.row_stride, to, rank};
 }
 

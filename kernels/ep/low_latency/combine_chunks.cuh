@@ -24,7 +24,7 @@ __device__ __forceinline__ bool can_skip_own_copies(u32 slots, u32 top_k) { retu
 // Names the rows of this rank's own tokens in their flags.
 __device__ __forceinline__ void publish_own_rows(const UcclEpLowLatencyReturn& p, const ReturnState& s) {
   const UcclEpGroup& g = p.group;
-  u64 call = s.wait.call.number, flags = flags_of(g, g.rank, g.rank, call);
+  u64 call = s.wait.call.number, flags = flags_of(g, s.wait.call, g.rank, g.rank);
   u32 first = s.starts[g.rank], rows = records_of_rank(s, g.rank) * p.top_k;
 #pragma unroll 1
   for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < rows; i += gridDim.x * blockDim.x) {
@@ -63,9 +63,9 @@ constexpr u32 OF_ROWS = 1;
 constexpr u32 OF_SUM = 2;
 
 // The address, in the window of `at`, of the weight that rank `of` sends for one of its choices.
-__device__ __forceinline__ u64 weight_of(const UcclEpLowLatencyReturn& p, const UcclEpPlacement& call, u32 at, u32 of,
+__device__ __forceinline__ u64 weight_of(const UcclEpLowLatencyReturn& p, const PlacedCall& call, u32 at, u32 of,
                                          u32 choice) {
-  return tagged_words_of(p.group, at, of, call.number) + sizeof(u64) * (1 + choice);
+  return tagged_words_of(p.group, call, at, of) + sizeof(u64) * (1 + choice);
 }
 
 // A tagged word with a weight has in its upper half the call's number within its slot, in 31 bits:
@@ -82,14 +82,14 @@ __device__ __forceinline__ bool is_weight(u64 word, u64 call) { return word >> W
 
 // Sends all ranks the weights of this rank's tokens, or a word that it sends none.
 __device__ __forceinline__ void send_weights(const UcclEpLowLatencyReturn& p, const UcclEpLowLatencySum* sum,
-                                             const UcclEpPlacement& call) {
+                                             const PlacedCall& call) {
   const UcclEpGroup& g = p.group;
   bool sends_weights = p.sums != 0 && sum != nullptr;
   u32 count = sends_weights ? min(sum->routes.tokens, p.slots) * p.top_k : 0;
 #pragma unroll 1
   for (u32 rank = threadIdx.x; rank < g.ranks; rank += blockDim.x) {
     if (!is_masked(call, rank))
-      store_relaxed(tagged_words_of(g, rank, g.rank, call.number), tagged_word(call.number, sends_weights ? 1 : 0));
+      store_relaxed(tagged_words_of(g, call, rank, g.rank), tagged_word(call.number, sends_weights ? 1 : 0));
   }
 #pragma unroll 1
   for (u32 choice = threadIdx.x; choice < count; choice += blockDim.x) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ bool wait_for_weight_word(const UcclEpLowLatencyRetur
   u64 seen;
   sends_weights = (weight_ranks >> rank & 1) != 0;
   if (sends_weights) return true;
-  if (!wait_for_flags(p.group, w, true, rank, tagged_words_of(p.group, p.group.rank, rank, w.call.number), seen))
+  if (!wait_for_flags(p.group, w, true, rank, tagged_words_of(p.group, w.call, p.group.rank, rank), seen))
     return false;
   sends_weights = value_of_tagged(seen) != 0;
   if (sends_weights) weight_ranks |= 1ull << rank;
@@ -191,7 +191,7 @@ __device__ __forceinline__ ReadyFlag send_piece(const UcclEpLowLatencyReturn& p,
   } else {
     copy_rows(slice, token_return.row, has);
   }
-  u64 call = w.call.number, flags = flags_of(p.group, token_return.rank, p.group.rank, call);
+  u64 call = w.call.number, flags = flags_of(p.group, w.call, token_return.rank, p.group.rank);
   return {flags + sizeof(u64) * (token_return.token * p.pieces + piece),
           chunk_flag(call, 0, is_summed ? OF_SUM : OF_ROWS)};
 }
@@ -250,7 +250,7 @@ __device__ __forceinline__ Terms terms_in_chunks(const UcclEpLowLatencySum& p, b
   const UcclEpGroup& g = p.group;
   Terms terms = terms_of(p, w, token);
   if (skips_own && terms.rank == g.rank) {
-    terms.row = flags_of(g, g.rank, g.rank, w.call.number) + sizeof(u64) * (lane_of_thread() * p.slots + token);
+    terms.row = flags_of(g, w.call, g.rank, g.rank) + sizeof(u64) * (lane_of_thread() * p.slots + token);
   }
   return in_order(terms);
 }
@@ -272,7 +272,7 @@ __device__ __forceinline__ bool wait_for_terms(const UcclEpLowLatencySum& p, Wai
   const UcclEpGroup& g = p.group;
   u32 lane = lane_of_thread();
   bool is_there = (terms.has >> lane & 1) != 0, has = is_there && (own >> lane & 1) == 0;
-  u64 flag = flags_of(g, g.rank, terms.rank, w.call.number) + sizeof(u64) * (token * p.pieces + piece), seen;
+  u64 flag = flags_of(g, w.call, g.rank, terms.rank) + sizeof(u64) * (token * p.pieces + piece), seen;
   if (!wait_for_flags(g, w, has, terms.rank, flag, seen)) return false;
   bool is_partial = has && count_of_flag(seen) == OF_SUM;
   bool is_first = __popc(__match_any_sync(ALL, terms.rank) & lanes_before()) < 2;

@@ -116,7 +116,7 @@ __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32
 
 // Sends each rank its counts as tagged words, where records have flags: the tokens of each of its
 // experts, and its records. One block.
-__device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const UcclEpPlacement& call,
+__device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const PlacedCall& call,
                                                    const u32* per_expert, const u32* per_rank) {
   const UcclEpGroup& g = p.group;
   u32 local = p.routes.local_experts, words = local + 1;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const Uc
     u32 to = i / words, nth = i % words;
     if (is_masked(call, to)) continue;
     u32 count = nth < local ? per_expert[to * local + nth] : per_rank[to];
-    store_relaxed(tagged_words_of(g, to, g.rank, call.number) + sizeof(u64) * nth, tagged_word(call.number, count));
+    store_relaxed(tagged_words_of(g, call, to, g.rank) + sizeof(u64) * nth, tagged_word(call.number, count));
   }
 }
 
@@ -147,7 +147,7 @@ struct SendState {
 };
 
 // Sends tokens that an earlier launch has routed.
-__device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPlacement& call) {
+__device__ __forceinline__ void send_routed(const UcclEpSend& p, const PlacedCall& call) {
   if (is_spare_block()) send_routed_counts(p, call);
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
@@ -164,7 +164,7 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
 
 // Sets the flags of the records, if there are any, of a block's tokens, which the block has sent.
 // One warp.
-__device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const UcclEpPlacement& call,
+__device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const PlacedCall& call,
                                                  const SmallBatch& small_batch, const BlockTokens& block_tokens) {
   const UcclEpGroup& g = p.group;
   u64 ranks[BLOCK_TOKENS] = {}, all = 0;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const Uccl
   for (u32 i = 0; i < 2 * BLOCK_TOKENS; i++) {
     u32 nth = i / 2, rank = i % 2 * LANES + lane_of_thread();
     if ((ranks[nth] >> rank & 1) == 0) continue;
-    u64 flag = flags_of(g, rank, g.rank, call.number) + sizeof(u64) * small_batch.slots[nth][rank];
+    u64 flag = flags_of(g, call, rank, g.rank) + sizeof(u64) * small_batch.slots[nth][rank];
     store_relaxed(flag, chunk_flag(call.number, 0, 1));
   }
 }
@@ -212,7 +212,7 @@ __device__ __forceinline__ void send_block_tokens(const UcclEpSend& p, const Sen
 // Sends a small number of tokens: a block has one or two at a time. The flags of its `last` tokens
 // are not set yet. Returns false after a fault, such as an invalid choice.
 __device__ __forceinline__ bool send_small_batch(const UcclEpSend& p, SendState& s, BlockTokens& last) {
-  const UcclEpPlacement& call = s.wait.call;
+  const PlacedCall& call = s.wait.call;
   if (is_spare_block()) {
     count_all(p.routes, p.group.ranks, s.small_batch);
     if (p.in_chunks == 0) {
@@ -262,7 +262,7 @@ __device__ __forceinline__ void load_counts(const UcclEpLowLatencyReceive& p, Re
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
     u32 rank = i / local;
-    u64 area = staged_place(g, s.wait.call) + rank * p.area.len;
+    u64 area = s.wait.call.staged + rank * p.area.len;
     s.begins[i] = is_masked(s.wait.call, rank) ? 0 : reinterpret_cast<const u32*>(area)[i % local];
   }
 }
@@ -281,7 +281,7 @@ __device__ __forceinline__ bool wait_for_counts(const UcclEpLowLatencyReceive& p
     u32 rank = i / words, nth = i % words, count = 0;
     bool is_of_records = nth == local;
     if (!is_masked(w.call, rank)) {
-      u64 word = tagged_words_of(g, g.rank, rank, call) + sizeof(u64) * nth, seen;
+      u64 word = tagged_words_of(g, w.call, g.rank, rank) + sizeof(u64) * nth, seen;
       bool is_timed = is_of_records && p.waits != 0 && blockIdx.x == 0 && load_relaxed(word) >> FLAG_CALL != call;
       u64 began = is_timed ? now_ns() : 0;
       if (wait_for_tagged_word(g, w, rank, word, seen)) count = value_of_tagged(seen);
@@ -359,7 +359,7 @@ __device__ __forceinline__ void receive_record(const UcclEpLowLatencyReceive& p,
                                                const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
-  u64 area = staged_place(g, s.wait.call) + from * p.area.len;
+  u64 area = s.wait.call.staged + from * p.area.len;
   u64 record = area + p.area.first + static_cast<u64>(at - s.starts[from]) * p.area.stride;
   Slice slice = slice_of(team, p.area.payload / 16);
   Vector v[ROUND];
@@ -408,7 +408,7 @@ __device__ __forceinline__ bool wait_for_record(const UcclEpLowLatencyReceive& p
   const UcclEpGroup& g = p.group;
   if (p.in_chunks == 0) return true;
   u32 from = sender_of(s.starts, g.ranks, at);
-  u64 flag = flags_of(g, g.rank, from, s.wait.call.number) + sizeof(u64) * (at - s.starts[from]), seen;
+  u64 flag = flags_of(g, s.wait.call, g.rank, from) + sizeof(u64) * (at - s.starts[from]), seen;
   return wait_for_flags(g, s.wait, lane_of_thread() == 0, from, flag, seen);
 }
 
@@ -460,7 +460,7 @@ __device__ __forceinline__ void low_latency_dispatch(const UcclEpLowLatencyDispa
   // for them.
   bool flags_late = 2 * send.routes.tokens > gridDim.x;
   if (!flags_late) set_sent_flags(send, s.send, last);
-  pass_state(s.send.wait, s.receive.wait);
+  pass_state(send.group, s.send.wait, s.receive.wait);
   if (!count_received(p.receive, s.receive)) return;
   if (flags_late) set_sent_flags(send, s.send, last);
   take_records(p.receive, send.routes.tokens, true, s.receive);

@@ -138,19 +138,19 @@ struct ReturnSlots {
   u32 rank;
 };
 
-__device__ __forceinline__ ReturnSlots return_slots_of(const UcclEpNormalReturn& p, const UcclEpPlacement& call,
+__device__ __forceinline__ ReturnSlots return_slots_of(const UcclEpNormalReturn& p, const PlacedCall& call,
                                                        u32 at) {
   u32 origin = reinterpret_cast<const u32*>(p.origin)[at], token = reinterpret_cast<const u32*>(p.src_info)[at];
   u32 rank = origin / ORIGIN_RANK, nth = origin % ORIGIN_RANK;
   // Indices from corrupted tensors reach no other memory.
   if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
   if (is_masked(call, rank)) return {0, 0, 0};
-  u64 first = place_at_rank(p.group, call, rank) + token * p.slot_stride;
+  u64 first = place_at_rank(call, rank) + token * p.slot_stride;
   return {first, first + static_cast<u64>(nth) * p.slots * p.slot_stride, rank};
 }
 
 // Sends a token's row, its rows or their sum back to the token's rank.
-__device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const UcclEpPlacement& call, const Team& team,
+__device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const PlacedCall& call, const Team& team,
                                              u32 at) {
   ReturnSlots back = return_slots_of(p, call, at);
   if (back.first == 0) return;
@@ -167,7 +167,7 @@ __device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const 
 __device__ __forceinline__ bool has_each(const UcclEpNormalReturn& p) { return p.metadata != 0 && p.sends_each != 0; }
 
 // The copy of the `i`th slot: of a token, or of one of its choices.
-__device__ __forceinline__ RowCopy nth_slot_copy(const UcclEpNormalReturn& p, const UcclEpPlacement& call, u32 i) {
+__device__ __forceinline__ RowCopy nth_slot_copy(const UcclEpNormalReturn& p, const PlacedCall& call, u32 i) {
   u32 at = has_each(p) ? i / p.top_k : i;
   ReturnSlots back = return_slots_of(p, call, at);
   if (back.first == 0 || !has_each(p)) return {0, back.to, back.rank};
@@ -205,7 +205,7 @@ struct ReturnedRow {
 };
 
 // The row that a rank has sent to the `nth` slot of a token.
-__device__ __forceinline__ ReturnedRow row_at(const UcclEpNormalSum& p, const UcclEpPlacement& call, u32 token,
+__device__ __forceinline__ ReturnedRow row_at(const UcclEpNormalSum& p, const PlacedCall& call, u32 token,
                                               u32 rank, u32 nth) {
   u64 slot = static_cast<u64>(nth) * p.slots + token;
   u64 row = place_of_rows_from(p.group, call, rank) + slot * p.slot_stride;
@@ -244,14 +244,14 @@ __device__ __forceinline__ TokenRouting routing_of(const UcclEpNormalSum& p, u32
 }
 
 // A rank's row for a token: its slot is the number of the token's ranks before it.
-__device__ __forceinline__ ReturnedRow row_of(const UcclEpNormalSum& p, const UcclEpPlacement& call,
+__device__ __forceinline__ ReturnedRow row_of(const UcclEpNormalSum& p, const PlacedCall& call,
                                               const TokenRouting& routing, u32 token, u32 rank) {
   return row_at(p, call, token, rank, ranks_before(routing.mask, rank));
 }
 
 // Finds a token's returned rows in this rank's window.
 struct WindowRowSource {
-  __device__ __forceinline__ ReturnedRow operator()(const UcclEpNormalSum& p, const UcclEpPlacement& call,
+  __device__ __forceinline__ ReturnedRow operator()(const UcclEpNormalSum& p, const PlacedCall& call,
                                                     const TokenRouting& routing, u32 token, u32 rank) const {
     return row_of(p, call, routing, token, rank);
   }
@@ -262,7 +262,7 @@ struct OwnRowSource {
   const UcclEpNormalReturn& from;
   u64 at;  // the own row's number
 
-  __device__ __forceinline__ ReturnedRow operator()(const UcclEpNormalSum& p, const UcclEpPlacement& call,
+  __device__ __forceinline__ ReturnedRow operator()(const UcclEpNormalSum& p, const PlacedCall& call,
                                                     const TokenRouting& routing, u32 token, u32 rank) const {
     if (rank != p.group.rank || from.metadata != 0) return row_of(p, call, routing, token, rank);
     // Indices from a corrupted table reach no other memory.
@@ -402,7 +402,7 @@ __device__ __forceinline__ u32 chunks_of(const UcclEpNormalReturn& p) {
 }
 
 // Sends rows back, chunk by chunk; ranks take turns.
-__device__ __forceinline__ void return_chunks(const UcclEpNormalReturn& p, const UcclEpPlacement& call,
+__device__ __forceinline__ void return_chunks(const UcclEpNormalReturn& p, const PlacedCall& call,
                                               const Share& share, FlagQueue& out) {
   const UcclEpGroup& g = p.group;
   u32 ranks = ranks_of(p);
@@ -415,7 +415,7 @@ __device__ __forceinline__ void return_chunks(const UcclEpNormalReturn& p, const
 #pragma unroll 1
     for (u32 at = rows.begin; at < rows.end; at++) return_token(p, call, rows.team, received.first + at);
     hand_over_flags(out, nth, has ? 1 : 0, [&](u32) -> ReadyFlag {
-      u64 word = flags_of(g, rank, g.rank, call.number) + sizeof(u64) * flag;
+      u64 word = flags_of(g, call, rank, g.rank) + sizeof(u64) * flag;
       return {word, chunk_flag(call.number, rows.begin, rows.end - rows.begin)};
     });
   });
@@ -443,7 +443,7 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
     if (comes && !is_own_row) {
       Chunking chunking = chunking_of(s.counts[rank]);
       u32 flag = static_cast<u32>(place) / chunking.rows * chunking.pieces + piece;
-      if (piece < chunking.pieces) word = flags_of(g, g.rank, rank, w.call.number) + sizeof(u64) * flag;
+      if (piece < chunking.pieces) word = flags_of(g, w.call, g.rank, rank) + sizeof(u64) * flag;
     }
     if (!wait_for_flags(g, w, word != 0, rank, word, seen)) return false;
   }

@@ -112,7 +112,7 @@ __device__ __forceinline__ void send_words(const OwnToken& token, const TokenExt
 }
 
 // Writes a token to its records, without that at `left_out`.
-__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const UcclEpPlacement& call, const Team& team,
+__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const PlacedCall& call, const Team& team,
                                             u32 number, u32 left_out = NO_RANK) {
   const UcclEpArea& area = p.send.area;
   OwnToken token = {p, number};
@@ -148,7 +148,7 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, WaitState
 }
 
 // A rank's flag for the tokens of a chunk, or for a piece of them.
-__device__ __forceinline__ ReadyFlag flag_for(const UcclEpSend& p, const UcclEpPlacement& call, u32 flag, u32 rank,
+__device__ __forceinline__ ReadyFlag flag_for(const UcclEpSend& p, const PlacedCall& call, u32 flag, u32 rank,
                                               const Chunk& chunk) {
   const UcclEpGroup& g = p.group;
   if (rank == g.rank || is_masked(call, rank)) return {0, 0};
@@ -160,11 +160,11 @@ __device__ __forceinline__ ReadyFlag flag_for(const UcclEpSend& p, const UcclEpP
     if (count == 0) first = static_cast<u32>(place);
     count++;
   }
-  return {flags_of(g, rank, g.rank, call.number) + sizeof(u64) * flag, chunk_flag(call.number, first, count)};
+  return {flags_of(g, call, rank, g.rank) + sizeof(u64) * flag, chunk_flag(call.number, first, count)};
 }
 
 // Sends other ranks their tokens, chunk by chunk.
-__device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const UcclEpPlacement& call, const Share& share,
+__device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const PlacedCall& call, const Share& share,
                                             FlagQueue& out) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
@@ -194,10 +194,10 @@ struct NormalReceiveState {
 
 // Counts the tokens that chose each of this rank's experts.
 __device__ __forceinline__ void count_by_expert(const UcclEpGroup& g, u64 area_len, u32 local, NormalReceiveState& s) {
-  const UcclEpPlacement& call = s.wait.call;
+  const PlacedCall& call = s.wait.call;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
-    u64 counts = staged_place(g, call) + i / local * area_len;
+    u64 counts = s.wait.call.staged + i / local * area_len;
     s.before[i] = is_masked(call, i / local) ? 0 : reinterpret_cast<const u32*>(counts)[i % local];
   }
   __syncthreads();
@@ -441,8 +441,7 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalR
 // Copies the `nth` record that came from a rank.
 __device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team,
                                             u32 from, u32 nth) {
-  const UcclEpGroup& g = p.group;
-  u64 area = staged_place(g, s.wait.call) + from * p.area.len;
+  u64 area = s.wait.call.staged + from * p.area.len;
   Record record = {p, area + p.area.first + static_cast<u64>(nth) * p.area.stride};
   take(p, s, team, record, {from, first_row(p.spread, s.starts, from) + nth});
 }
@@ -453,7 +452,7 @@ __device__ __forceinline__ bool take_chunk(const UcclEpNormalReceive& p, NormalR
   const UcclEpGroup& g = p.group;
   // The words that go with rows come with the first piece, so each warp waits for all pieces.
   u32 lane = lane_of_thread(), first_piece = flag - flag % chunking.pieces;
-  u64 flags = flags_of(g, g.rank, from, s.wait.call.number), seen;
+  u64 flags = flags_of(g, s.wait.call, g.rank, from), seen;
   bool has = lane < chunking.pieces;
   if (!wait_for_flags(g, s.wait, has, from, flags + sizeof(u64) * (first_piece + lane), seen)) return false;
   seen = __shfl_sync(ALL, seen, 0);

@@ -203,7 +203,11 @@ class Backend(Protocol):
 
     @property
     def runtime(self) -> Any:
-        """The engine's end of the group, for calls that only the CPU has. Raises on GPUs."""
+        """The engine's end of the group. Raises on GPUs."""
+
+    @property
+    def generation(self) -> int:
+        """The number of meetings of the ranks so far."""
 
     def check(self) -> None:
         """Raises the failure of a call that has ended, unless calls raise it themselves."""
@@ -238,11 +242,14 @@ class Backend(Protocol):
     def read_masks(self, status: torch.Tensor) -> None:
         """Writes 1 to ``status``, ``[R]`` i32, for each rank that is masked or gone, else 0."""
 
+    def masks(self) -> list[bool]:
+        """By rank, whether it is masked or gone, behind the work on the current stream."""
+
     def clear_masks(self) -> None:
         """Readmits all ranks that are there."""
 
     def regroup(self, exchange: Exchange) -> None:
-        """Joins the group anew, with the ranks that exchange bytes now. Raises on GPUs."""
+        """Joins the group anew, with the ranks that exchange bytes now."""
 
     def layout(
         self, topk_idx: torch.Tensor, num_experts: int

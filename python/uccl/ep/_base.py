@@ -121,15 +121,15 @@ class BaseBuffer:
     def generation(self) -> int:
         """The number of meetings of the ranks so far. A handle of an earlier generation is
         refused."""
-        generation: int = self.runtime.generation
-        return generation
+        return self._there().generation
 
     def connect_ranks(self, ranks: Iterable[int], activate: bool = True, store: Any = None) -> None:
         """Lets ranks take part that are new, or have come back.
 
         Every rank that takes part calls this with the ranks that it does not know yet; new ones
         name all others. They meet by ``store``, or the store of the buffer; without any, all ranks
-        of the group meet by the group.
+        of the group meet by the group. On GPUs it waits for the calls on the current stream and on
+        the communication stream; none may be on other streams.
 
         Args:
             ranks: The ranks that this one does not know yet.
@@ -139,7 +139,6 @@ class BaseBuffer:
             store: A ``torch.distributed.Store``.
 
         Raises:
-            NotImplementedError: If the buffer is on GPUs.
             TimeoutError: If a rank does not come to the meeting in time.
             ValueError: For a rank that the buffer has no room for, or without a store if some ranks
                 of the group are missing.
@@ -148,7 +147,7 @@ class BaseBuffer:
         self._regroup(self._active() | new, store)
         if not activate:
             for rank in new - {self._ranks.rank}:
-                self.runtime.mask(rank, True)
+                self._there().set_mask(rank, True)
 
     def disconnect_ranks(self, ranks: Iterable[int], store: Any = None) -> None:
         """Drops ranks, and the mapped memory of theirs.
@@ -161,7 +160,6 @@ class BaseBuffer:
             store: A ``torch.distributed.Store``; None: the store of the buffer.
 
         Raises:
-            NotImplementedError: If the buffer is on GPUs.
             TimeoutError: If a rank does not come to the meeting in time.
             ValueError: If this rank is among them; it leaves by :meth:`destroy`.
         """
@@ -202,7 +200,7 @@ class BaseBuffer:
         self._there().clear_masks()
 
     def _active(self) -> set[int]:
-        return {rank for rank, is_masked in enumerate(self.runtime.masks()) if not is_masked} | {
+        return {rank for rank, is_masked in enumerate(self._there().masks()) if not is_masked} | {
             self._ranks.rank
         }
 

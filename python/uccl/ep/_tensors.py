@@ -46,7 +46,8 @@ class PoolMemory:
     object."""
 
     def __init__(self, native: Any, offset: int, size: int) -> None:
-        self._native = native
+        # The group's end may drop the pool when ranks meet anew.
+        self._hold = native.pool_hold()
         self.__cuda_array_interface__ = {
             "shape": (size,),
             "typestr": "|u1",
@@ -69,8 +70,8 @@ def pool_tensor(
             return torch.empty(0, dtype=dtype, device=device)
         return torch.as_tensor(PoolMemory(native, offset, count * size), device=device).view(dtype)
     memory = (ctypes.c_ubyte * (count * size)).from_address(native.pool + offset)
-    # The pool lives as long as the tensor.
-    memory.uccl_group = native
+    # The pool lives as long as the tensor. Of an emulated GPU the group's end may drop it earlier.
+    memory.uccl_group = native.pool_hold() if hasattr(native, "pool_hold") else native
     return torch.frombuffer(memory, dtype=dtype) if count else torch.empty(0, dtype=dtype)
 
 

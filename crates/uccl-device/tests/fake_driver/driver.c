@@ -16,7 +16,8 @@
  * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_stall(1) has calls that enqueue copies
  * not return until fake_stall(0), and fake_stalled() counts them; fake_launched() counts the bytes that streams were told
  * to copy, fake_blocked() the calls that wait. Kernels are known by their names; fake_emulate() adds one, which a function
- * runs on a thread of its own.
+ * runs on a thread of its own. fake_record(1) notes the launches of such kernels until fake_record(0), as a graph does, and
+ * fake_replay() launches them again with the same parameters.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -726,14 +727,45 @@ code cuGreenCtxGetDevResource(handle green, unsigned *resource, int kind) {
     return resource[24] = most_together, 0;
 }
 
+/* The launches of a graph. */
+static struct {
+    handle stream;
+    struct work work;
+} recorded[64];
+static int recording, recorded_count;
+
+void fake_record(int is_on) {
+    recording = is_on;
+    if (is_on)
+        recorded_count = 0;
+}
+
+static code launch_emulated(handle stream, struct work w) {
+    w.parameter = memcpy(malloc(w.emulated->len), w.parameter, w.emulated->len);
+    return enqueue(stream, w);
+}
+
+code fake_replay(void) {
+    code result = 0;
+    for (int i = 0; i < recorded_count && result == 0; i++)
+        result = launch_emulated(recorded[i].stream, recorded[i].work);
+    return result;
+}
+
 code cuLaunchKernel(handle f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                     unsigned shared, handle h, void **parameters, void **extra) {
     (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra;
     const struct emulated *emulated = f;
     if (emulated >= emulations && emulated < emulations + emulated_count) {
         struct work w = {.kind = EMULATED, .emulated = emulated, .blocks = gx, .threads = bx};
-        w.parameter = memcpy(malloc(emulated->len), parameters[0], emulated->len);
-        return enqueue(h, w);
+        w.parameter = parameters[0];
+        if (recording && recorded_count < 64) {
+            recorded[recorded_count].stream = h;
+            recorded[recorded_count].work = w;
+            recorded[recorded_count++].work.parameter =
+                memcpy(malloc(emulated->len), parameters[0], emulated->len);
+        }
+        return launch_emulated(h, w);
     }
     const struct function *kernel = f;
     const struct head *head = parameters[0];

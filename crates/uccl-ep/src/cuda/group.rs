@@ -1,89 +1,34 @@
 //! One rank's end of a group of ranks with GPUs.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use uccl_device::{
-    Process,
-    cuda::{Context, DeviceBuffer, Gpus, Priority, Stream},
-};
-use uccl_wire::ep_gpu_card::EpGpuCard;
+use uccl_device::cuda::{Context, Gpus, Stream};
 
 use super::{
-    host_windows::HostWindows,
+    config::{Config, Occupancy, RESERVED, Reach},
+    join::{Candidate, Rendezvous, may_be_direct, meet_directly, meet_via_host},
     kernels::{Kernel, Kernels},
     mailbox::CountsMailbox,
-    params::{CallParams, GroupParams, MAX_RANKS, Mask, Own, TAGGED_WORDS},
+    params::{Addresses, CallParams, GroupParams, MAX_RANKS, Mask, TAGGED_WORDS},
+    state::State,
     status::{Reports, TOO_MANY},
-    watch::Watch,
-    window::{Window, words_len},
+    window::words_len,
+    windows::{PoolHold, Windows},
 };
 use crate::{
     far::ProxyStats,
     shared::{
         error::{Error, Phase, Result},
         header::Header,
-        join::{Exchange, agree, agree_on_outcome, all_joined},
-        nodes::{Node, Nodes},
+        join::{Exchange, Position},
+        nodes::Nodes,
         view::{self, control_len},
     },
 };
-
-/// How a rank takes part in a group.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// This rank's number.
-    pub rank: usize,
-    /// The number of ranks, [`MAX_RANKS`] at most.
-    pub ranks: usize,
-    /// Bytes of the pool in which calls are placed; all ranks have the same.
-    pub pool: usize,
-    /// How long a call waits for its peers.
-    pub timeout: Duration,
-    /// Whether a rank that is late is left out of the call and of later ones, instead of failing
-    /// the call.
-    pub masks_late: bool,
-    /// The GPU, by the driver's number.
-    pub device: u32,
-    /// The most blocks of a launch; 0: as many as the GPU has multiprocessors, less [`RESERVED`].
-    /// The blocks of all ranks on a GPU have to fit on it at the same time, because they wait for
-    /// each other.
-    pub blocks: u32,
-    /// Whether no other rank is on the GPU: all blocks of a launch then begin together, or wait
-    /// until they can.
-    pub is_alone: bool,
-    /// The path between ranks.
-    pub reach: Reach,
-    /// A number for this rank's node, as for [a group of the CPU](crate::Config::node).
-    pub node: Option<u64>,
-    /// Settings of the network between nodes, as for [a group of the CPU](crate::Config::network).
-    pub network: Option<uccl_p2p::Config>,
-}
-
-/// Multiprocessors that launches leave to other kernels unless [`Config::blocks`] is set. With 129
-/// blocks on Hopper, 128 tokens have a block each, beside the block that sends counts. Collectives
-/// of NCCL take 16 to 32; leaving these free makes calls of low latency mode 6 to 14 % longer.
-pub const RESERVED: u32 = 3;
-
-/// The path between the ranks of a group. All ranks have the same value, but if some have
-/// [`ViaHost`](Self::ViaHost), those with [`Any`](Self::Any) use the host too.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Reach {
-    /// Direct access if all ranks are on one node and each reaches all windows; else the host.
-    #[default]
-    Any,
-    /// Windows are in the GPUs' memory, and every rank stores to all of them.
-    Direct,
-    /// Windows are in locked host memory. Ranks of a node store to each other's; data for another
-    /// node is carried by a proxy, a thread of the sender.
-    ViaHost,
-}
 
 /// A change of masks, with a bit for each rank.
 #[derive(Clone, Copy, Debug, Default)]
@@ -102,32 +47,27 @@ pub struct MaskChange {
 pub struct Group {
     config: Config,
     context: &'static Context,
-    windows: Windows,
+    /// The windows in which the ranks last met.
+    pub(super) windows: Mutex<Arc<Windows>>,
+    is_via_host: bool,
     unreached_reason: Option<String>,
     kernels: Arc<Kernels>,
-    own: DeviceBuffer,
-    reports: Arc<Reports>,
+    pub(super) state: State,
+    pub(super) reports: Arc<Reports>,
     mailbox: Mutex<CountsMailbox>,
     /// The most blocks of a launch: fewer than asked for where a stream has fewer multiprocessors.
     blocks: AtomicU32,
-    /// The group's parameters for all kernels.
+    is_alone: AtomicBool,
+    pool_len: usize,
+    /// The address of this rank's pool.
+    pool_address: AtomicU64,
+    /// A bit for each rank that is there.
+    present: AtomicU64,
+    pub(super) generation: AtomicU32,
+    /// Held by the meeting that is under way.
+    pub(super) meeting: Mutex<()>,
+    /// The group's parameters for all kernels: the same for as long as the group lives.
     pub(super) params: GroupParams,
-}
-
-/// The memory of the ranks' windows.
-enum Windows {
-    /// In GPU memory; with the thread that watches the processes of other ranks, if there are any.
-    Direct(Window, Option<Watch>),
-    ViaHost(Box<HostWindows>),
-}
-
-impl Windows {
-    fn pool_len(&self) -> usize {
-        match self {
-            Self::Direct(window, _) => window.pool_len(),
-            Self::ViaHost(host_windows) => host_windows.pool_len(),
-        }
-    }
 }
 
 impl Group {
@@ -138,7 +78,7 @@ impl Group {
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
         let is_direct = match config.reach {
             Reach::Direct => return Self::join_directly(&config, exchange)?.map(Arc::new),
-            Reach::Any | Reach::ViaHost => may_be_direct(&config, exchange)?,
+            Reach::Any | Reach::ViaHost => may_be_direct(&config, false, exchange)?,
         };
         // All ranks learn whether that succeeds, so all continue in the same way.
         let unreached_reason = match is_direct {
@@ -148,42 +88,16 @@ impl Group {
             },
             false => None,
         };
-        let group = Self::join_via_host(&config, exchange)?;
+        let (resources, met) =
+            meet_via_host(&config, Resources::prepared(&config), None, exchange)?;
+        let group = resources.into_group(&config, met)?;
         Ok(Arc::new(Self { unreached_reason, ..group }))
     }
 
     /// All ranks know of the inner error.
     fn join_directly(config: &Config, exchange: &mut Exchange<'_>) -> Result<Result<Self>> {
-        let Config { rank, ranks, pool, .. } = *config;
-        let prepared = Resources::new(config).and_then(|resources| {
-            let has_flags = !config.masks_late;
-            let window = Window::new(resources.context, (rank, ranks), pool, has_flags)?;
-            let card = window.card(ranks)?;
-            Ok((resources, window, card))
-        });
-        // A rank that failed sends no card, so that the others do not wait for it in vain.
-        let card =
-            prepared.as_ref().map_or_else(|_| Vec::new(), |(.., card)| card.encode().to_vec());
-        let cards = exchange(card)?;
-        let joined = prepared.and_then(|(resources, mut window, _)| {
-            let processes = open_all(config, &mut window, &cards)?;
-            let watch = Watch::of_processes(processes, &resources.reports)?;
-            Ok(resources.into_group(config, Windows::Direct(window, watch)))
-        });
-        agree_on_outcome(rank, joined, exchange)
-    }
-
-    fn join_via_host(config: &Config, exchange: &mut Exchange<'_>) -> Result<Self> {
-        let resources = all_joined(config.rank, Resources::new(config), exchange)?;
-        let Config { rank, ranks, pool, timeout, masks_late, node, .. } = *config;
-        let network = config.network.clone();
-        let host = crate::Config { rank, ranks, pool, timeout, masks_late, node, network };
-        let group = crate::Group::join_for_device(host, exchange)?;
-        let host_windows = HostWindows::new(group, resources.context, &resources.reports);
-        let joined = host_windows.map(|host_windows| {
-            resources.into_group(config, Windows::ViaHost(Box::new(host_windows)))
-        });
-        all_joined(rank, joined, exchange)
+        let met = meet_directly(config, Resources::prepared(config), exchange)?;
+        Ok(met.and_then(|(resources, met)| resources.into_group(config, met)))
     }
 
     /// This rank's number.
@@ -201,20 +115,29 @@ impl Group {
     /// Bytes of the pool.
     #[must_use]
     pub fn pool_len(&self) -> usize {
-        self.windows.pool_len()
+        self.pool_len
+    }
+
+    pub(super) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Whether the path between ranks was given, and so needs no agreement.
+    pub(super) fn is_reach_fixed(&self) -> bool {
+        self.config.reach == Reach::Direct
     }
 
     /// Whether the path between ranks is through the host.
     #[must_use]
     pub fn is_via_host(&self) -> bool {
-        self.via_host().is_some()
+        self.is_via_host
     }
 
     /// The spread of ranks over nodes, as for [a group of the CPU](crate::Group::nodes); one node
     /// where they reach each other directly.
     #[must_use]
     pub fn nodes(&self) -> Nodes {
-        self.via_host().map_or_else(|| Nodes::one(self.ranks()), crate::Group::nodes)
+        self.via_host().map_or_else(|| Nodes::one(self.ranks()), |group| group.nodes())
     }
 
     /// The reason why ranks of one node do not reach each other's GPU memory, if [`Reach::Any`] was
@@ -244,17 +167,47 @@ impl Group {
         !self.is_via_host() && !self.config.masks_late
     }
 
-    fn via_host(&self) -> Option<&crate::Group> {
-        match &self.windows {
-            Windows::Direct(..) => None,
-            Windows::ViaHost(host_windows) => Some(host_windows.group()),
-        }
+    fn via_host(&self) -> Option<Arc<crate::Group>> {
+        self.windows.lock().host().cloned()
     }
 
-    /// The GPU's address of this rank's own pool, valid as long as the group.
+    /// The GPU's address of this rank's own pool, valid until the ranks meet anew.
     #[must_use]
     pub fn pool_address(&self) -> u64 {
-        self.params.windows[self.rank()] + self.params.pool_at
+        self.pool_address.load(Ordering::Relaxed)
+    }
+
+    /// Keeps the memory of this rank's own pool.
+    #[must_use]
+    pub fn pool_hold(&self) -> PoolHold {
+        PoolHold::of(&self.windows.lock())
+    }
+
+    /// A bit for each rank that is there.
+    #[must_use]
+    pub fn present(&self) -> u64 {
+        self.present.load(Ordering::Relaxed)
+    }
+
+    /// A bit for each rank.
+    pub(super) fn every_rank(&self) -> u64 {
+        u64::MAX >> (MAX_RANKS - self.ranks())
+    }
+
+    /// Notes what the host needs of these addresses. Returns the ranks that are there.
+    pub(super) fn note_addresses(&self, addresses: &Addresses) -> u64 {
+        let pool = addresses.windows[self.rank()] + self.params.pool_at;
+        self.pool_address.store(pool, Ordering::Relaxed);
+        let bit = |(rank, window): (usize, &u64)| u64::from(*window != 0) << rank;
+        let present = addresses.windows.iter().enumerate().map(bit).sum();
+        self.present.store(present, Ordering::Relaxed);
+        present
+    }
+
+    /// Changes this rank's share of its GPU.
+    pub(super) fn set_occupancy(&self, Occupancy { blocks, is_alone }: Occupancy) {
+        self.blocks.store(blocks_of(self.context, blocks), Ordering::Relaxed);
+        self.is_alone.store(is_alone, Ordering::Relaxed);
     }
 
     /// Fails for rows in this rank's pool, as peers may overwrite them while they are sent.
@@ -286,10 +239,7 @@ impl Group {
     }
 
     fn loss(&self, peer: usize) -> Option<String> {
-        match &self.windows {
-            Windows::Direct(_, watch) => watch.as_ref()?.loss(peer),
-            Windows::ViaHost(host_windows) => host_windows.loss(peer),
-        }
+        self.windows.lock().watch()?.loss(peer)
     }
 
     /// Ends the calls that wait for peers. They fail, and so do all later calls.
@@ -313,8 +263,9 @@ impl Group {
             return Ok(());
         }
         let at = (size_of::<u64>() * view::fault_at(self.rank())) as u64;
-        for (peer, window) in self.params.windows[..self.ranks()].iter().enumerate() {
-            if peer != self.rank() {
+        let windows = self.windows.lock().addresses(self.rank()).windows;
+        for (peer, window) in windows.iter().enumerate() {
+            if peer != self.rank() && *window != 0 {
                 // SAFETY: the caller guarantees it; the word is within the peer's window, which
                 // this rank has open.
                 unsafe { stream.fill(window + at, 0xff, size_of::<u64>())? };
@@ -362,7 +313,7 @@ impl Group {
     /// are left out then.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// A rank would be let in that is not there, or the driver refuses.
     ///
     /// # Safety
     /// The stream is of the group's context. `status` is memory for as many integers, until this
@@ -373,9 +324,13 @@ impl Group {
         status: u64,
         stream: &Stream,
     ) -> Result<()> {
-        let ranks = self.config.ranks as u32;
-        let mask =
-            Mask { own: self.own.address(), set: left_out, clear: let_in, status, ranks, zero: 0 };
+        let (ranks, absent) = (self.config.ranks as u32, self.every_rank() & !self.present());
+        if let_in & absent != 0 {
+            let rank = (let_in & absent).trailing_zeros();
+            return Err(Error::invalid(format!("rank {rank} has not joined")));
+        }
+        let own = self.state.own();
+        let mask = Mask { own, set: left_out, clear: let_in, status, ranks, zero: 0 };
         // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
         unsafe { self.kernels.mask.launch(stream, 1, &mask) }
     }
@@ -401,7 +356,7 @@ impl Group {
     ) -> Result<()> {
         let blocks_of = |most: u32| rows.clamp(1, most as usize) as u32;
         let most = self.blocks.load(Ordering::Relaxed);
-        if !self.config.is_alone {
+        if !self.is_alone.load(Ordering::Relaxed) {
             // SAFETY: the caller guarantees it.
             return unsafe { kernel.launch(stream, blocks_of(most), parameter) };
         }
@@ -423,133 +378,89 @@ impl Group {
 struct Resources {
     context: &'static Context,
     kernels: Arc<Kernels>,
-    own: DeviceBuffer,
+    state: State,
     reports: Arc<Reports>,
     mailbox: CountsMailbox,
-    blocks: u32,
 }
 
 impl Resources {
+    fn prepared(config: &Config) -> Result<(Self, Candidate)> {
+        let resources = Self::new(config)?;
+        let (context, reports) = (resources.context, Arc::clone(&resources.reports));
+        Ok((resources, Candidate { context, reports, position: Position::FIRST }))
+    }
+
     fn new(config: &Config) -> Result<Self> {
-        let Config { rank, ranks, device, blocks, .. } = *config;
+        let Config { rank, ranks, device, .. } = *config;
         if rank >= ranks || ranks > MAX_RANKS {
             let why = format!("rank {rank} of {ranks}; a group on GPUs has up to {MAX_RANKS}");
             return Err(Error::invalid(why));
         }
         let context = Gpus::get().device(device)?.context()?;
         let kernels = Kernels::of(context)?;
-        let own = DeviceBuffer::new(context, size_of::<Own>())?;
-        let stream = Stream::new(context, Priority::Normal)?;
-        // SAFETY: no other code uses the memory yet, and the stream is waited for.
-        unsafe { stream.fill(own.address(), 0, own.len_bytes())? };
-        stream.synchronize()?;
-        let all = context.device().multiprocessors().max(1);
-        let blocks = if blocks == 0 { all - RESERVED.min(all / 2) } else { blocks };
+        let (state, mailbox) = (State::new(context)?, CountsMailbox::new(context)?);
         let reports = Arc::new(Reports::new(context)?);
-        Ok(Self { context, kernels, own, reports, mailbox: CountsMailbox::new(context)?, blocks })
+        Ok(Self { context, kernels, state, reports, mailbox })
     }
 
-    fn into_group(self, config: &Config, windows: Windows) -> Group {
-        let Self { context, kernels, own, reports, mailbox, blocks } = self;
-        let config = Config { blocks, ..config.clone() };
-        let params = params(&config, &windows, (&own, &reports));
-        let (mailbox, blocks) = (Mutex::new(mailbox), AtomicU32::new(blocks));
-        Group {
-            blocks,
-            config,
+    fn into_group(
+        self,
+        config: &Config,
+        Rendezvous { windows, position }: Rendezvous,
+    ) -> Result<Group> {
+        let Self { context, kernels, state, reports, mailbox } = self;
+        let params = params(config, &windows, (&state, &reports));
+        let addresses = windows.addresses(config.rank);
+        let group = Group {
+            config: config.clone(),
             context,
-            windows,
+            is_via_host: windows.host().is_some(),
             unreached_reason: None,
             kernels,
-            own,
+            state,
             reports,
-            mailbox,
+            mailbox: Mutex::new(mailbox),
+            blocks: AtomicU32::new(blocks_of(context, config.blocks)),
+            is_alone: AtomicBool::new(config.is_alone),
+            pool_len: windows.pool_len(),
+            pool_address: AtomicU64::new(0),
+            present: AtomicU64::new(0),
+            generation: AtomicU32::new(position.generation),
+            meeting: Mutex::new(()),
             params,
-        }
+            windows: Mutex::new(Arc::new(windows)),
+        };
+        let present = group.note_addresses(&addresses);
+        group.state.begin(position, addresses, !present & group.every_rank())?;
+        group.windows.lock().watch().iter().for_each(|watch| watch.begin());
+        Ok(group)
     }
 }
 
-/// The kernels' parameters of a group with these windows, and with a rank's own words and reports.
-fn params(
-    config: &Config,
-    windows: &Windows,
-    (own, reports): (&DeviceBuffer, &Reports),
-) -> GroupParams {
+/// The most blocks of a launch, if the caller asks for so many.
+fn blocks_of(context: &Context, blocks: u32) -> u32 {
+    let all = context.device().multiprocessors().max(1);
+    if blocks == 0 { all - RESERVED.min(all / 2) } else { blocks }
+}
+
+/// The kernels' parameters of a group with such windows, and with a rank's own words and reports.
+fn params(config: &Config, windows: &Windows, (state, reports): (&State, &Reports)) -> GroupParams {
     let Config { rank, ranks, timeout, masks_late, .. } = *config;
-    let mut params = GroupParams {
-        windows: [0; MAX_RANKS],
-        staging: 0,
-        far: 0,
-        mirrors: 0,
-        ring: 0,
-        own: own.address(),
+    let (control, flags) = (control_len(ranks) as u64, windows.flags_len() as u64);
+    let tagged_at = if flags > 0 { control } else { 0 };
+    let behind_tagged = tagged_at + words_len(ranks, TAGGED_WORDS) as u64;
+    GroupParams {
+        addresses: state.addresses(),
+        own: state.own(),
         status: reports.address(),
         timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
-        pool_at: control_len(ranks) as u64,
+        pool_at: control + flags,
         pool: windows.pool_len() as u64,
-        flags_at: 0,
-        tagged_at: 0,
+        flags_at: if flags > 0 { behind_tagged } else { 0 },
+        tagged_at,
         rank: rank as u32,
         ranks: ranks as u32,
         masks_late: u32::from(masks_late),
-        ring_slots: 0,
-        via_host: u32::from(matches!(windows, Windows::ViaHost(_))),
-        zero: 0,
-    };
-    match windows {
-        Windows::Direct(window, _) => {
-            params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
-            params.staging = params.windows[rank];
-            if window.flags_len() > 0 {
-                params.tagged_at = params.pool_at;
-                params.flags_at = params.tagged_at + words_len(ranks, TAGGED_WORDS) as u64;
-                params.pool_at += window.flags_len() as u64;
-            }
-        }
-        Windows::ViaHost(host_windows) => host_windows.put_into(&mut params),
+        via_host: u32::from(windows.host().is_some()),
     }
-    params
-}
-
-/// Whether all ranks are there and on one node, and none uses the host.
-fn may_be_direct(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
-    // A rank without a known node takes part in the exchange, and fails later, so that the others
-    // do not wait for it in vain.
-    let node = match config.reach {
-        Reach::ViaHost => Vec::new(),
-        _ => Node::of_this_process(config.node).map(|node| node.to_bytes()).unwrap_or_default(),
-    };
-    let nodes = exchange(node.clone())?;
-    Ok(!node.is_empty() && nodes.iter().all(|other| other.as_ref() == Some(&node)))
-}
-
-/// Opens the windows of all ranks. Returns the processes that can be watched.
-fn open_all(
-    config: &Config,
-    window: &mut Window,
-    cards: &[Option<Vec<u8>>],
-) -> Result<Vec<Option<Process>>> {
-    let Config { rank: me, ranks, .. } = *config;
-    if cards.len() != ranks {
-        return Err(Error::invalid(format!("{} cards for {ranks} ranks", cards.len())));
-    }
-    let mut processes = Vec::new();
-    for (rank, card) in cards.iter().enumerate() {
-        let card = card.as_deref().unwrap_or_default();
-        let card =
-            EpGpuCard::decode(card).map_err(|e| Error::invalid(format!("rank {rank}: {e}")))?;
-        let facts = [
-            ("its rank", u64::from(card.rank), rank as u64),
-            ("as the number of ranks", u64::from(card.ranks), ranks as u64),
-            (
-                "as bytes of marks, which are none where late ranks are left out,",
-                u64::from(card.marks),
-                window.flags_len() as u64,
-            ),
-            ("as bytes of the pool", card.pool, window.pool_len() as u64),
-        ];
-        agree(me, rank, &facts)?;
-        processes.push(window.open(&card)?);
-    }
-    Ok(processes)
 }

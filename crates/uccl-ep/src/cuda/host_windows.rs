@@ -15,7 +15,7 @@ use uccl_device::cuda::{Context, DeviceBuffer, HostRegistration};
 use uccl_fabric::shm::Mapping;
 
 use super::{
-    params::{GroupParams, MAX_RANKS},
+    params::{Addresses, MAX_RANKS},
     status::Reports,
     watch::Watch,
 };
@@ -42,7 +42,7 @@ pub(super) struct HostWindows {
     far: u64,
     mirrors: u64,
     ring: u64,
-    ring_slots: u32,
+    ring_slots: u64,
 }
 
 impl HostWindows {
@@ -66,7 +66,7 @@ impl HostWindows {
         let (mut mirrors, mut ring, mut ring_slots) = (0, 0, 0);
         if let Some(peers) = far_peers {
             let (memory, slots) = peers.ring();
-            (mirrors, ring, ring_slots) = (lock(peers.outbox())?, lock(memory)?, slots as u32);
+            (mirrors, ring, ring_slots) = (lock(peers.outbox())?, lock(memory)?, slots);
         }
         for (rank, at) in windows.iter_mut().enumerate().take(group.ranks()) {
             if let Some(near) = group.window().near(rank) {
@@ -74,9 +74,8 @@ impl HostWindows {
             } else if let Some(offset) = far_peers.and_then(|peers| peers.staging_offset(rank)) {
                 *at = mirrors + offset as u64;
                 far |= 1 << rank;
-            } else {
-                return Err(Error::invalid(format!("rank {rank} has not joined")));
             }
+            // Else the rank is absent.
         }
         let staging_copy =
             DeviceBuffer::new(context, control_len(group.ranks()) + group.pool_len())?;
@@ -101,20 +100,22 @@ impl HostWindows {
     }
 
     /// The group that owns the windows.
-    pub(super) fn group(&self) -> &Group {
+    pub(super) fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
-    /// The reason why a rank is gone.
-    pub(super) fn loss(&self, rank: usize) -> Option<String> {
-        self.watch.loss(rank)
+    /// The thread that watches the peers.
+    pub(super) fn watch(&self) -> &Watch {
+        &self.watch
     }
 
-    /// Sets the addresses of the windows in the kernels' parameters.
-    pub(super) fn put_into(&self, params: &mut GroupParams) {
+    /// The addresses that kernels use.
+    pub(super) fn addresses(&self) -> Addresses {
         let Self { windows, far, mirrors, ring, ring_slots, .. } = *self;
         let staging = self.staging_copy.address();
-        *params = GroupParams { windows, staging, far, mirrors, ring, ring_slots, ..*params };
+        let mut row_windows = windows;
+        row_windows[self.group.rank()] = staging;
+        Addresses { windows, row_windows, staging, far, mirrors, ring, ring_slots }
     }
 }
 

@@ -14,21 +14,28 @@
 //! ```
 
 mod call;
+mod config;
 mod group;
 mod host_windows;
+mod join;
 mod kernels;
 pub mod low_latency;
 mod mailbox;
 mod memory;
 pub mod normal;
 mod params;
+mod regroup;
 mod routing;
+mod state;
 mod status;
 mod watch;
 mod window;
+mod windows;
 
 pub use self::{
-    group::{Config, Group, MaskChange, RESERVED, Reach},
+    config::{Config, Occupancy, RESERVED, Reach},
+    group::{Group, MaskChange},
     memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
     params::{MAX_RANKS, MAX_TOKENS, kernel_header, layout_assertions},
+    windows::PoolHold,
 };

@@ -46,6 +46,7 @@ const HEADER_WORDS: usize = header::WORDS;
 kernel_struct! {
     /// State that only this rank's own kernels use: whether a call has failed, the blocks that have
     /// ended a step, the places of the last calls, and the ranks that are left out.
+    #[derive(Clone, Copy)]
     pub(super) struct Own = "UcclEpOwnState" {
         has_failed: u32,
         /// Blocks that have come to the end of `layout`.
@@ -73,6 +74,8 @@ kernel_struct! {
         room: u64,
         /// The call that is acknowledged when the next one begins; or 0.
         pending_ack: u64,
+        /// The first call since the ranks last met. Combines of earlier dispatches fail.
+        first: u64,
     }
 }
 
@@ -119,6 +122,7 @@ pub(super) mod state {
     pub(in crate::cuda) const WRONG_CHOICE: u32 = 5;
     pub(in crate::cuda) const NO_ROOM: u32 = 6;
     pub(in crate::cuda) const LOST: u32 = 7;
+    pub(in crate::cuda) const STALE: u32 = 8;
 }
 
 /// The kind of wait, in a failed call's report, for data of a rank.
@@ -129,11 +133,13 @@ pub(super) const ROOM: u32 = 1;
 pub(super) const PUSH: u32 = 2;
 
 kernel_struct! {
-    /// A rank of a group: its windows, words and memory.
+    /// Addresses that a meeting of the ranks changes: see addresses.cuh.
     #[derive(Clone, Copy)]
-    pub(super) struct GroupParams = "UcclEpGroup" {
-        /// By rank; of far ranks, their mirrors.
+    pub(super) struct Addresses = "UcclEpAddresses" {
+        /// By rank; of far ranks, their mirrors; 0 of absent ones.
         windows: [u64; MAX_RANKS],
+        /// The same, but of this rank its staging copy: where this rank writes rows.
+        row_windows: [u64; MAX_RANKS],
         /// This rank's window, or its staging copy: see staging.cuh.
         staging: u64,
         /// A bit for each rank whose window this GPU does not reach.
@@ -142,6 +148,17 @@ kernel_struct! {
         mirrors: u64,
         /// The ring of commands: see far.cuh.
         ring: u64,
+        ring_slots: u64,
+    }
+}
+
+kernel_struct! {
+    /// A rank of a group: its words and memory. A meeting of the ranks changes none of them, so
+    /// they may be part of a graph.
+    #[derive(Clone, Copy)]
+    pub(super) struct GroupParams = "UcclEpGroup" {
+        /// UcclEpAddresses.
+        addresses: u64,
         own: u64,
         status: u64,
         timeout_ns: u64,
@@ -157,10 +174,8 @@ kernel_struct! {
         ranks: u32,
         /// Whether a late rank is left out, and the call goes on.
         masks_late: u32,
-        ring_slots: u32,
         /// Whether windows are in host memory, which only the first block polls.
         via_host: u32,
-        zero: u32,
     }
 }
 
@@ -597,8 +612,9 @@ kernel_struct! {
 }
 
 /// The structs of the header, each after those that it contains.
-const STRUCTS: [Struct; 23] = [
+const STRUCTS: [Struct; 24] = [
     Own::STRUCT,
+    Addresses::STRUCT,
     Mask::STRUCT,
     Status::STRUCT,
     GroupParams::STRUCT,
@@ -671,6 +687,7 @@ const CONSTANTS: &[Constant] = kernel_constants![
     UCCL_EP_WRONG_CHOICE = state::WRONG_CHOICE,
     UCCL_EP_NO_ROOM = state::NO_ROOM,
     UCCL_EP_LOST = state::LOST,
+    UCCL_EP_STALE = state::STALE,
     /// Kinds of wait, in the report of a wait that failed: for data, for room in a window, and for
     /// a proxy that takes commands.
     UCCL_EP_DATA = DATA,

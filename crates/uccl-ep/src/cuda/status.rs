@@ -38,6 +38,13 @@ impl Reports {
         }
     }
 
+    /// Forgets the report, the lost ranks and the end of waits. No kernel runs, and no thread
+    /// watches.
+    pub(super) fn reset(&self) {
+        // SAFETY: the memory is that long and page-aligned, and all-zero bytes are a report.
+        unsafe { self.place().write_volatile(std::mem::zeroed()) };
+    }
+
     /// Ends all kernels that wait.
     pub(super) fn poison(&self) {
         // SAFETY: the memory is that long and page-aligned; GPUs only read this word.
@@ -125,6 +132,10 @@ impl Status {
                 };
                 Error::Disagree { phase, rank, peer, what, theirs: seen, ours: expected }
             }
+            state::STALE => Error::invalid(format!(
+                "combine on rank {rank}: its dispatch was call {seen}, before ranks came or went, \
+                 and the first call since then is {expected}; dispatch again"
+            )),
             state::NO_ROOM => Error::invalid(match phase {
                 Phase::Combine => {
                     format!("{seen} rows are given, and the handle tells of {expected}")
@@ -179,6 +190,7 @@ mod tests {
         assert_eq!(said(state::DISAGREE), "dispatch on rank 1: rank 3 has top-k 8, this rank 9");
         assert!(said(state::WRONG_CHOICE).starts_with("choice 8 of token 9"));
         assert_eq!(said(state::NO_ROOM), "9 rows arrive, and there is room for 8");
+        assert!(said(state::STALE).contains("was call 8") && said(state::STALE).contains("is 9"));
         assert_eq!(said(state::POISONED), "interrupted");
         assert_eq!(said(state::LOST), "dispatch on rank 1: rank 3 has ended");
         let other = |rank: usize| (rank == 5).then(|| "has ended".to_owned());

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use uccl_device::Process;
 
 use super::status::Reports;
@@ -20,32 +21,56 @@ const WATCHING: Duration = Duration::from_millis(2);
 
 /// The thread that watches the peers.
 pub(super) struct Watch {
-    is_over: Arc<AtomicBool>,
+    flags: Arc<Flags>,
     /// By rank, the reason why it is gone.
     losses: Arc<Vec<OnceLock<String>>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Whether the thread looks at the peers, and whether it has to end.
+#[derive(Default)]
+struct Flags {
+    has_begun: AtomicBool,
+    is_over: AtomicBool,
 }
 
 impl Watch {
-    /// Starts a thread that tells the kernels of lost ranks: those for which `loss` returns a
-    /// reason.
+    /// Makes a thread that tells the kernels of lost ranks, those for which `loss` returns a
+    /// reason, from [`begin`](Self::begin) on.
     pub(super) fn new(
         ranks: usize,
         reports: Arc<Reports>,
         loss: impl Fn(usize) -> Option<String> + Send + 'static,
     ) -> Result<Self> {
-        let is_over = Arc::new(AtomicBool::new(false));
+        let flags = Arc::new(Flags::default());
         let losses: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| OnceLock::new()).collect());
-        let (over, known) = (Arc::clone(&is_over), Arc::clone(&losses));
+        let (shared, known) = (Arc::clone(&flags), Arc::clone(&losses));
         let watch = move || {
-            while !over.load(Ordering::Acquire) {
-                report_losses(&known, &reports, &loss);
+            while !shared.is_over.load(Ordering::Acquire) {
+                if shared.has_begun.load(Ordering::Acquire) {
+                    report_losses(&known, &reports, &loss);
+                }
                 thread::park_timeout(WATCHING);
             }
         };
         let thread = thread::Builder::new().name("uccl-ep-watch".into()).spawn(watch);
         let os = |source| Error::Os { what: "starting a thread".to_owned(), source };
-        Ok(Self { is_over, losses, thread: Some(thread.map_err(os)?) })
+        Ok(Self { flags, losses, thread: Mutex::new(Some(thread.map_err(os)?)) })
+    }
+
+    /// Looks at the peers from now on.
+    pub(super) fn begin(&self) {
+        self.flags.has_begun.store(true, Ordering::Release);
+    }
+
+    /// Ends the thread. It reports nothing any more when this returns.
+    pub(super) fn end(&self) {
+        self.flags.is_over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.lock().take() {
+            thread.thread().unpark();
+            // It has no way to fail but a panic, which has been printed.
+            let _ = thread.join();
+        }
     }
 
     /// Watches processes, by rank; there is no thread if there are none.
@@ -86,12 +111,7 @@ fn report_losses(
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // It has no way to fail but a panic, which has been printed.
-            let _ = thread.join();
-        }
+        self.end();
     }
 }
 

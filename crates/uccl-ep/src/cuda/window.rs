@@ -28,6 +28,7 @@ use super::{
 };
 use crate::shared::{
     error::{Error, Result},
+    join::Position,
     nodes::host_of,
     places::SLOTS,
     view::{self, PAGE, control_len},
@@ -70,7 +71,8 @@ pub(super) struct Window {
     flags: usize,
     pool: usize,
     nonce: u64,
-    peers: Vec<PeerWindow>,
+    /// By rank; `None` for absent ranks.
+    peers: Vec<Option<PeerWindow>>,
 }
 
 impl Window {
@@ -116,8 +118,13 @@ impl Window {
         self.pool
     }
 
-    /// A card with all that peers need to reach the window.
-    pub(super) fn card(&self, ranks: usize) -> Result<EpGpuCard> {
+    /// The memory.
+    pub(super) fn memory(&self) -> &Arc<DeviceBuffer> {
+        &self.memory
+    }
+
+    /// A card with all that peers need to reach the window, and this rank's position.
+    pub(super) fn card(&self, ranks: usize, position: Position) -> Result<EpGpuCard> {
         let exported =
             Exporter::default().export(self.memory.address(), self.memory.len_bytes())?;
         let MemoryExport::Legacy(export) = exported else {
@@ -134,12 +141,18 @@ impl Window {
             handle: export.handle.0,
             pid: std::process::id(),
             started: own_start()?,
+            next_call: position.next_call,
+            generation: position.generation,
         })
     }
 
-    /// Opens a peer's window. Called for ranks 0, 1, and so on, in order. Returns the peer's
-    /// process, if it is another one that can be watched.
-    pub(super) fn open(&mut self, card: &EpGpuCard) -> Result<Option<Process>> {
+    /// Opens a peer's window, unless the rank is absent. Called for ranks 0, 1, and so on, in
+    /// order. Returns the peer's process, if it is another one that can be watched.
+    pub(super) fn open(&mut self, card: Option<&EpGpuCard>) -> Result<Option<Process>> {
+        let Some(card) = card else {
+            self.peers.push(None);
+            return Ok(None);
+        };
         let window = match card.rank as usize == self.me {
             true => PeerWindow::Local(Arc::clone(&self.memory)),
             false => self.reach(card)?,
@@ -148,7 +161,7 @@ impl Window {
             PeerWindow::Local(_) => None,
             PeerWindow::Imported(_) => watch::process(card.pid, card.started),
         };
-        self.peers.push(window);
+        self.peers.push(Some(window));
         Ok(watched)
     }
 
@@ -184,9 +197,9 @@ impl Window {
         Ok(u64::from_ne_bytes(bytes.first_chunk().copied().unwrap_or_default()))
     }
 
-    /// This GPU's addresses of the ranks' windows.
+    /// This GPU's addresses of the ranks' windows; 0 for absent ranks.
     pub(super) fn addresses(&self) -> impl Iterator<Item = u64> {
-        self.peers.iter().map(PeerWindow::address)
+        self.peers.iter().map(|peer| peer.as_ref().map_or(0, PeerWindow::address))
     }
 }
 

@@ -130,10 +130,29 @@ impl Group {
     /// As [`join`](Self::join); this group then stays as it is.
     pub fn regroup(&self, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
         self.check_is_last(Phase::Join)?;
-        let Self { generation, .. } = *self;
-        let next_call = self.places.lock().next_call();
-        let position = Position { generation, next_call };
-        let params = MeetingParams { position, staging: Staging::Rings };
+        let position = self.position();
+        self.meet_anew(MeetingParams { position, staging: Staging::Rings }, exchange)
+    }
+
+    /// As [`regroup`](Self::regroup), for a rank whose calls are made by a device, which numbers
+    /// them: the next one is `next_call`.
+    pub(crate) fn regroup_for_device(
+        &self,
+        next_call: u64,
+        exchange: &mut Exchange<'_>,
+    ) -> Result<Arc<Self>> {
+        self.check_is_last(Phase::Join)?;
+        let position = Position { next_call, ..self.position() };
+        self.meet_anew(MeetingParams { position, staging: Staging::Mirrors }, exchange)
+    }
+
+    /// This rank's progress.
+    pub(crate) fn position(&self) -> Position {
+        Position { generation: self.generation, next_call: self.places.lock().next_call() }
+    }
+
+    fn meet_anew(&self, params: MeetingParams, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
+        let generation = self.generation;
         let next = Self::meet(self.config.clone(), params, exchange, &mut Endpoint::new)?;
         self.next_generation.store(next.generation, Ordering::Relaxed);
         let stays = |rank: &usize| {

@@ -379,7 +379,7 @@ impl Case {
         assert!(is_named && errors.iter().all(Option::is_some), "{errors:?}");
     }
 
-    fn config(&self, me: usize, timeout: Duration) -> cuda::Config {
+    pub(super) fn config(&self, me: usize, timeout: Duration) -> cuda::Config {
         self.route.of(cuda::Config {
             rank: me,
             ranks: self.ranks,

@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 mod case;
+mod comers;
 mod gpu;
 mod masks;
 mod normal;

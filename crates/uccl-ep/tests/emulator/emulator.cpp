@@ -134,6 +134,7 @@ void kernel(const void* parameter) {
 
 // Pushes to a ring of commands, as all kernels of a rank together do.
 struct Pusher {
+  UcclEpAddresses addresses = {};
   UcclEpGroup group = {};
   UcclEpOwnState own = {};
   UcclEpStatus status = {};
@@ -262,8 +263,9 @@ Pusher* emulated_pusher(u64 ring, u32 slots, u64 timeout_ns) {
   Pusher* pusher = new Pusher;
   pusher->group.own = reinterpret_cast<u64>(&pusher->own);
   pusher->group.status = reinterpret_cast<u64>(&pusher->status);
-  pusher->group.ring = ring;
-  pusher->group.ring_slots = slots;
+  pusher->group.addresses = reinterpret_cast<u64>(&pusher->addresses);
+  pusher->addresses.ring = ring;
+  pusher->addresses.ring_slots = slots;
   pusher->group.timeout_ns = timeout_ns;
   return pusher;
 }

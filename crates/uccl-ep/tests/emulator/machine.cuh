@@ -114,6 +114,8 @@ inline u64 load_relaxed(u64 address) {
   return __atomic_load_n(reinterpret_cast<const u64*>(address), __ATOMIC_RELAXED);
 }
 
+inline u64 load_fixed(const u64* word) { return *word; }
+
 inline void store_to_block(u32& word, u32 value) { __atomic_store_n(&word, value, __ATOMIC_RELEASE); }
 
 // In either order, as on a GPU.

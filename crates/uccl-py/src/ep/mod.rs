@@ -29,8 +29,8 @@ pub(crate) use self::{
     cuda::{
         PyCudaGroup, PyDispatchLayout, PyDispatchPlan, PyDispatchResult, PyLayoutWorkspace,
         PyLowLatencyCombine, PyLowLatencyDispatch, PyLowLatencyHandle, PyLowLatencyWorkspace,
-        PyNormalCombine, PyNormalHandle, PyRowLayout, PyWorkspaceLayout, PyZeroCopyView,
-        cuda_combine_scratch_len, cuda_layout,
+        PyNormalCombine, PyNormalHandle, PyPoolHold, PyRowLayout, PyWorkspaceLayout,
+        PyZeroCopyView, cuda_combine_scratch_len, cuda_layout,
     },
     group::{PyGroup, PyRouting},
     handle::PyHandle,

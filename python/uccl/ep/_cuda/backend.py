@@ -39,10 +39,13 @@ class CudaBackend(NormalMode, LowLatencyMode):
 
     @property
     def runtime(self) -> NoReturn:
-        """Raises: only the CPU has the calls of the engine's end of the group."""
-        raise NotHere(
-            f"the buffer is on {self.device}, and this is there for buffers on the CPU only so far"
-        )
+        """Raises: DeepEP's runtime is not here."""
+        raise NotHere(f"the buffer is on {self.device}, and has no runtime of DeepEP's")
+
+    @property
+    def generation(self) -> int:
+        """The number of meetings of the ranks so far."""
+        return self.native.generation
 
     def check(self) -> None:
         """Raises the failure of a call that has ended. It waits for no call."""
@@ -92,13 +95,18 @@ class CudaBackend(NormalMode, LowLatencyMode):
         """Writes 1 to ``status``, ``[R]`` i32, for each rank that is masked or gone, else 0."""
         self.group.mask(status=status)
 
+    def masks(self) -> list[bool]:
+        """By rank, whether it is masked or gone, behind the work on the current stream."""
+        return self.native.masks(stream=self.group.stream())
+
     def clear_masks(self) -> None:
         """Readmits all ranks that are there."""
-        self.group.mask(let_in=(1 << self.group.ranks) - 1)
+        present = enumerate(self.native.present())
+        self.group.mask(let_in=sum(1 << rank for rank, is_there in present if is_there))
 
-    def regroup(self, exchange: Exchange) -> Any:
-        """Raises: ranks on GPUs do not meet anew."""
-        return self.runtime
+    def regroup(self, exchange: Exchange) -> None:
+        """Joins the group anew, with the ranks that exchange bytes now."""
+        self.group.regroup(exchange)
 
     def combine_input(self, shape: tuple[int, ...]) -> torch.Tensor:
         """New memory for rows of bf16. Any memory will do: rows are written once, straight to the

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from uccl import _core
+from uccl.ep._backend import Exchange
 from uccl.ep._cuda.streams import Streams, new_comm_stream, shared_comm_stream
 from uccl.ep._ranks import Ranks, node_of_environment
 from uccl.ep._tensors import address, pool_tensor
@@ -48,7 +49,7 @@ class CudaGroup(Streams):
         self.rank, self.ranks = ranks.rank, ranks.size
         #: A tensor of this rank's whole pool, once a caller has asked for a part of it.
         self._pool: torch.Tensor | None = None
-        blocks, is_alone = blocks_of(ranks, device)
+        blocks, is_alone = blocks_of(ranks.exchange, device)
         #: The empty tables of channels in DeepEP's handles.
         self.channels = self.empty((ranks.size, 0), torch.int32)
         self.native = _core.EpCudaGroup(
@@ -80,6 +81,15 @@ class CudaGroup(Streams):
             left_out=left_out, let_in=let_in, status=address(status), stream=self.stream()
         )
 
+    def regroup(self, exchange: Exchange) -> None:
+        """Joins the group anew, with the ranks that exchange bytes now, behind the calls on the
+        current stream and on the communication stream."""
+        blocks, is_alone = blocks_of(exchange, self.device)
+        streams = list({self.stream(), self.comm_stream.cuda_stream})
+        self.native.regroup(streams=streams, blocks=blocks, is_alone=is_alone, exchange=exchange)
+        # Tensors that callers hold keep the pool that was shared with the ranks before.
+        self._pool = None
+
     def combine_scratch_of(self, handle: HasScratch) -> tuple[torch.Tensor, int]:
         """Memory for a combine's scratch, and its address: the handle's for the first combine, else
         new memory."""
@@ -105,11 +115,11 @@ class CudaGroup(Streams):
         return self.empty(shape, dtype)
 
 
-def blocks_of(ranks: Ranks, device: torch.device) -> tuple[int, bool]:
+def blocks_of(exchange: Exchange, device: torch.device) -> tuple[int, bool]:
     """The most blocks of a launch, and whether no other rank is on the GPU. Kernels of ranks on one
     GPU wait for each other, so all have to fit on it together; some multiprocessors are left to
     other kernels, which may wait for other GPUs too."""
     facts = torch.cuda.get_device_properties(device)
-    sharing = ranks.exchange(str(facts.uuid).encode()).count(str(facts.uuid).encode())
+    sharing = exchange(str(facts.uuid).encode()).count(str(facts.uuid).encode())
     every, reserved = facts.multi_processor_count, _core.ep_settings().reserved_sms
     return max(1, (every - min(reserved, every // 2)) // sharing), sharing == 1

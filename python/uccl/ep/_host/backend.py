@@ -38,6 +38,11 @@ class HostBackend(NormalMode, LowLatencyMode):
         """The engine's end of the group."""
         return self.native
 
+    @property
+    def generation(self) -> int:
+        """The number of meetings of the ranks so far."""
+        return self.native.generation
+
     def check(self) -> None:
         """Does nothing: calls raise their failures themselves."""
 
@@ -75,6 +80,10 @@ class HostBackend(NormalMode, LowLatencyMode):
     def read_masks(self, status: torch.Tensor) -> None:
         """Writes 1 to ``status``, ``[R]`` i32, for each rank that is masked or gone, else 0."""
         status.copy_(torch.tensor(self.native.masks(), dtype=torch.int32))
+
+    def masks(self) -> list[bool]:
+        """By rank, whether it is masked or gone."""
+        return self.native.masks()
 
     def clear_masks(self) -> None:
         """Readmits all ranks that are there."""

@@ -22,7 +22,7 @@ use crate::{
     },
     numerics::{logfmt, quantise::GROUP},
     shared::{
-        error::{Error, Result},
+        error::{Error, Phase, Result},
         record::Row,
     },
 };
@@ -48,8 +48,8 @@ impl Combine {
     /// [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only
     /// this combine uses until then.
     pub unsafe fn new(handle: &Arc<Handle>, input: &CombineInput, scratch: u64) -> Result<Self> {
-        let Handle { group, routes, slots, placement } = &**handle;
-        group.check()?;
+        let Handle { group, routes, slots, generation, placement } = &**handle;
+        group.check_of(*generation, Phase::Combine)?;
         let len = 2 * input.hidden;
         check_rows("rows", input.rows, input.stride, len)?;
         let CombineInput { hidden, is_packed, .. } = *input;
@@ -91,7 +91,7 @@ impl Combine {
     /// [`new`](Self::new).
     pub unsafe fn begin(&mut self, stream: &Stream) -> Result<()> {
         let group = &self.handle.group;
-        group.check()?;
+        group.check_of(self.handle.generation, Phase::Combine)?;
         self.is_begun = true;
         let kernels = group.kernels();
         let kernel =
@@ -119,7 +119,7 @@ impl Combine {
     /// code uses the rows until this work has ended.
     pub unsafe fn finish(mut self, combined: &CombineOutput, stream: &Stream) -> Result<()> {
         let group = Arc::clone(&self.handle.group);
-        group.check()?;
+        group.check_of(self.handle.generation, Phase::Combine)?;
         let Return { call, row_len, slot_stride, slots, pieces, .. } = self.send;
         check_rows("sums", combined.rows, row_len as usize, row_len as usize)?;
         let routes = Routes { choices: combined.experts, ..self.handle.routes };

@@ -18,7 +18,7 @@ use crate::{
     host::dispatch::{Payload, TILE},
     numerics::quantise::ScaleFormat,
     shared::{
-        error::{Error, Result},
+        error::{Error, Phase, Result},
         record::Record,
     },
 };
@@ -28,6 +28,8 @@ pub struct Dispatch {
     group: Arc<Group>,
     send: Send,
     slots: usize,
+    /// The group's generation when it was prepared.
+    generation: u32,
     is_begun: bool,
 }
 
@@ -36,6 +38,8 @@ pub struct Handle {
     pub(super) group: Arc<Group>,
     pub(super) routes: Routes,
     pub(super) slots: usize,
+    /// The group's generation at the dispatch.
+    pub(super) generation: u32,
     /// The address of the dispatch's number and place, and of the ranks that it left out.
     pub(super) placement: u64,
 }
@@ -82,7 +86,8 @@ impl Dispatch {
             // All ranks compute the same, because they have the same slots.
             in_chunks: u32::from(group.can_fuse() && is_small_batch(slots, choices.top_k)),
         };
-        Ok(Self { group: Arc::clone(group), send, slots, is_begun: false })
+        let (group, generation) = (Arc::clone(group), group.generation());
+        Ok(Self { group, send, slots, generation, is_begun: false })
     }
 
     /// Enqueues the send.
@@ -93,7 +98,7 @@ impl Dispatch {
     /// # Safety
     /// The stream is of the group's context; otherwise as for [`new`](Self::new).
     pub unsafe fn begin(&mut self, stream: &Stream) -> Result<()> {
-        self.group.check()?;
+        self.group.check_of(self.generation, Phase::Dispatch)?;
         if self.send.is_small_batch == 0 {
             let layout = Layout::of(&self.group, self.send.call, self.send.routes);
             // SAFETY: as for the launch below.
@@ -123,7 +128,7 @@ impl Dispatch {
     /// `outputs` has memory for `slots` rows of each rank for each local expert, which only this
     /// call uses until its work has ended.
     pub unsafe fn receive(mut self, outputs: &DispatchOutput, stream: &Stream) -> Result<Handle> {
-        self.group.check()?;
+        self.group.check_of(self.generation, Phase::Dispatch)?;
         let receive = self.receive_params(outputs)?;
         let rows = receive.expert_rows as usize;
         if !self.is_begun && self.send.in_chunks != 0 {
@@ -143,7 +148,8 @@ impl Dispatch {
             unsafe { self.group.launch(stream, (kernel, rows), &receive)? };
         }
         let Send { call, routes, .. } = self.send;
-        Ok(Handle { group: self.group, routes, slots: self.slots, placement: call.placement })
+        let Self { group, slots, generation, .. } = self;
+        Ok(Handle { group, routes, slots, generation, placement: call.placement })
     }
 
     fn receive_params(&self, outputs: &DispatchOutput) -> Result<Receive> {

@@ -17,7 +17,7 @@ use crate::{
     },
     host::combine::{CombineRows, Order, slots_of},
     shared::{
-        error::{Error, Result},
+        error::{Error, Phase, Result},
         nodes::Nodes,
         record::Row,
     },
@@ -84,8 +84,8 @@ impl Combine {
         input: &CombineInput,
         Launch { stream, scratch }: Launch<'_>,
     ) -> Result<Self> {
-        let Handle { group, routes, slots, rows, row_layout, .. } = &**handle;
-        group.check()?;
+        let Handle { group, routes, slots, rows, row_layout, generation, .. } = &**handle;
+        group.check_of(*generation, Phase::Combine)?;
         let arrived = row_layout.min_combine_rows;
         if input.len < arrived {
             let why = format!("x has {} rows, and {arrived} arrived", input.len);
@@ -153,8 +153,8 @@ impl Combine {
     /// code uses them until this work has ended.
     pub unsafe fn finish(self, combined: &CombineOutput, stream: &Stream) -> Result<()> {
         let Self { handle, sent, row, sends, max_blocks } = self;
-        let Handle { group, routes, slots, .. } = &*handle;
-        group.check()?;
+        let Handle { group, routes, slots, generation, .. } = &*handle;
+        group.check_of(*generation, Phase::Combine)?;
         check_rows("sums", combined.rows, row.values, row.values)?;
         for bias in combined.bias {
             check_rows("biases", bias, row.values, row.values)?;

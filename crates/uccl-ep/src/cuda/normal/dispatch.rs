@@ -35,6 +35,8 @@ pub struct Dispatch {
     /// The tables of an earlier dispatch, if tokens go to the same places.
     pub(super) cached: Option<ReceivedRows>,
     max_blocks: Option<NonZero<usize>>,
+    /// The group's generation when it was begun.
+    generation: u32,
 }
 
 /// The work that launches have done for a call.
@@ -65,6 +67,8 @@ pub struct Handle {
     pub(super) row_layout: RowLayout,
     /// Whether the host has waited for the counts of this dispatch.
     pub(super) is_counted: bool,
+    /// The group's generation at the dispatch.
+    pub(super) generation: u32,
 }
 
 impl Handle {
@@ -108,7 +112,8 @@ impl Dispatch {
         slots: usize,
         Launch { stream, scratch }: Launch<'_>,
     ) -> Result<Self> {
-        group.check()?;
+        let generation = routing.generation().unwrap_or_else(|| group.generation());
+        group.check_of(generation, Phase::Dispatch)?;
         let routes = routing.routes(group.ranks(), scratch)?;
         check_rows("rows", tokens.rows, tokens.stride, tokens.payload)?;
         group.check_outside_pool(tokens.rows)?;
@@ -153,7 +158,7 @@ impl Dispatch {
         }
         let progress = if group.can_fuse() { Progress::Nothing } else { Progress::Rows };
         let group = Arc::clone(group);
-        Ok(Self { group, send, record, slots, progress, cached, max_blocks })
+        Ok(Self { group, send, record, slots, progress, cached, max_blocks, generation })
     }
 
     /// Counts of the tokens that arrive. Waits for the earlier work on the stream, and until every
@@ -171,7 +176,7 @@ impl Dispatch {
         is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<ReceiveCounts> {
         let group = &self.group;
-        group.check()?;
+        group.check_of(self.generation, Phase::Dispatch)?;
         let mut mailbox = group.mailbox();
         let ticket = mailbox.next_ticket();
         let count = params::Count {
@@ -215,7 +220,7 @@ impl Dispatch {
             return Ok(ReceiveAttempt { counts, handle: None });
         }
         let group = &self.group;
-        group.check()?;
+        group.check_of(self.generation, Phase::Dispatch)?;
         let (receive, tables) = self.receive_params(outputs)?;
         let mut mailbox = group.mailbox();
         let ticket = mailbox.next_ticket();
@@ -239,7 +244,7 @@ impl Dispatch {
     /// except its tables, which are kept for the handle.
     pub unsafe fn receive(self, outputs: &DispatchOutput, stream: &Stream) -> Result<Handle> {
         let group = &self.group;
-        group.check()?;
+        group.check_of(self.generation, Phase::Dispatch)?;
         let (receive, rows) = self.receive_params(outputs)?;
         // SAFETY: the kernels take these structs; for the rest, as above.
         unsafe {
@@ -315,8 +320,8 @@ impl Dispatch {
             min_combine_rows: 0,
             is_view: call.zero_copy != 0,
         };
-        let (group, slots) = (Arc::clone(&self.group), self.slots);
-        Handle { group, routes, slots, rows, row_layout, is_counted: false }
+        let (group, slots, generation) = (Arc::clone(&self.group), self.slots, self.generation);
+        Handle { group, routes, slots, rows, row_layout, is_counted: false, generation }
     }
 
     fn counts_of(&self, report: &params::Told) -> ReceiveCounts {

@@ -57,6 +57,14 @@ impl Routing<'_> {
         }
     }
 
+    /// The generation of the handle, if there is one.
+    pub(super) fn generation(&self) -> Option<u32> {
+        match self {
+            Self::Choices(_) | Self::Layout(_) | Self::Ranks(_) => None,
+            Self::Cached(handle) => Some(handle.generation),
+        }
+    }
+
     /// Bytes of the memory that a dispatch uses: with [`Cached`](Self::Cached) until it has ended,
     /// and else until the last call with its handle has ended.
     #[must_use]

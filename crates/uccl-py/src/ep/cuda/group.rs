@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
-use uccl_ep::cuda::{Config, Group, MaskChange, Reach};
+use uccl_ep::cuda::{Config, Group, MaskChange, Occupancy, PoolHold, Reach};
 
 use crate::ep::{PyNodes, detached_drop::DetachedDrop, exception, timeout_of, with_exchange};
 
@@ -12,6 +12,12 @@ use crate::ep::{PyNodes, detached_drop::DetachedDrop, exception, timeout_of, wit
 #[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaGroup {
     pub(super) group: DetachedDrop<Arc<Group>>,
+}
+
+/// The memory of a pool.
+#[pyclass(name = "EpCudaPoolHold", module = "uccl._core", frozen)]
+pub(crate) struct PyPoolHold {
+    _hold: DetachedDrop<PoolHold>,
 }
 
 impl PyCudaGroup {
@@ -97,6 +103,46 @@ impl PyCudaGroup {
     #[getter]
     fn pool_len(&self) -> usize {
         self.group.pool_len()
+    }
+
+    /// The number of meetings of the ranks so far.
+    #[getter]
+    fn generation(&self) -> u32 {
+        self.group.generation()
+    }
+
+    /// By rank, whether it is there, left out or not.
+    fn present(&self) -> Vec<bool> {
+        (0..self.group.ranks()).map(|rank| self.group.has(rank)).collect()
+    }
+
+    /// By rank, whether it is left out behind the work on a stream, for which this waits.
+    #[pyo3(signature = (*, stream))]
+    fn masks(&self, py: Python<'_>, stream: u64) -> PyResult<Vec<bool>> {
+        let stream = self.stream(stream);
+        let masked = py.detach(|| self.group.masked(&stream)).map_err(|e| exception(&e))?;
+        Ok((0..self.group.ranks()).map(|rank| masked >> rank & 1 == 1).collect())
+    }
+
+    /// Has the ranks that exchange bytes now meet anew. Waits for the calls on these streams; none
+    /// may be on others. A launch has `blocks` blocks from now on.
+    #[pyo3(signature = (*, streams, blocks, is_alone, exchange))]
+    fn regroup(
+        &self,
+        py: Python<'_>,
+        streams: Vec<u64>,
+        blocks: u32,
+        is_alone: bool,
+        exchange: Py<PyAny>,
+    ) -> PyResult<()> {
+        let streams: Vec<_> = streams.into_iter().map(|stream| self.stream(stream)).collect();
+        let occupancy = Occupancy { blocks, is_alone };
+        with_exchange(py, &exchange, |exchange| self.group.regroup(&streams, occupancy, exchange))
+    }
+
+    /// An object that keeps the memory of the pool, also when ranks meet anew.
+    fn pool_hold(&self) -> PyPoolHold {
+        PyPoolHold { _hold: DetachedDrop::new(self.group.pool_hold()) }
     }
 
     /// Raises the error of a call that has failed. Waits for no call.

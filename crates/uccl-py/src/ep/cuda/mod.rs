@@ -5,7 +5,7 @@ mod low_latency;
 mod normal;
 
 pub(crate) use self::{
-    group::PyCudaGroup,
+    group::{PyCudaGroup, PyPoolHold},
     low_latency::{
         PyLowLatencyCombine, PyLowLatencyDispatch, PyLowLatencyHandle, PyLowLatencyWorkspace,
         cuda_combine_scratch_len,
