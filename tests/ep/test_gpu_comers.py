@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import gpu_comers  # noqa: E402
-from comers import Comers, calls, disconnected, dies, survives  # noqa: E402
+from comers import Comers, calls, dies, disconnected, survives  # noqa: E402
 from gpu_comers import captures, captures_half, eager, refused, replays, replays_half  # noqa: E402
 from test_comers import ALL, ROUNDS, comes_again, joined, kills, stays_small  # noqa: E402
 

@@ -1,4 +1,4 @@
-//! Meetings of ranks with GPUs: they agree on a path, exchange cards, and open each other's windows.
+//! Meetings of ranks with GPUs: they agree on a path, exchange cards, and open all windows.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use uccl_device::{Process, cuda::Context};
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{
-    group::{Config, Reach},
+    config::{Config, Reach},
     host_windows::HostWindows,
     status::Reports,
     watch::Watch,

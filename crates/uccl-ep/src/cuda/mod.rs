@@ -14,6 +14,7 @@
 //! ```
 
 mod call;
+mod config;
 mod group;
 mod host_windows;
 mod join;
@@ -33,7 +34,8 @@ mod window;
 mod windows;
 
 pub use self::{
-    group::{Config, Group, MaskChange, Reach},
+    config::{Config, Reach},
+    group::{Group, MaskChange},
     memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
     occupancy::{Occupancy, RESERVED},
     params::{MAX_RANKS, MAX_TOKENS, ORIGIN_RANK, kernel_header, layout_assertions},

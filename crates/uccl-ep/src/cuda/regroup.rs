@@ -59,8 +59,9 @@ impl Group {
                 meet_via_host(config, prepared, host, exchange)?
             }
             (false, false) => {
-                let why = "this rank's buffer is in its GPU's memory, and other ranks do not reach it: where ranks come \
-                           and go, make all buffers with allow_nvlink_for_low_latency_mode=False";
+                let why = "this rank's buffer is in its GPU's memory, and other ranks do not reach \
+                           it: where ranks come and go, make all buffers with \
+                           allow_nvlink_for_low_latency_mode=False";
                 let prepared = prepared.and(Err(Error::invalid(why)));
                 meet_via_host(config, prepared, None, exchange)?
             }

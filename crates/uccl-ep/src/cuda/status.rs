@@ -135,8 +135,8 @@ impl Status {
                 Error::Disagree { phase, rank, peer, what, theirs: seen, ours: expected }
             }
             state::STALE => Error::invalid(format!(
-                "combine on rank {rank}: its dispatch was call {seen}, before ranks came or went, and the first call \
-                 since then is {expected}; dispatch again"
+                "combine on rank {rank}: its dispatch was call {seen}, before ranks came or went, \
+                 and the first call since then is {expected}; dispatch again"
             )),
             state::NO_ROOM => Error::invalid(match phase {
                 Phase::Combine => {
