@@ -278,7 +278,7 @@ impl Bundle {
         let now_us = self.now_us();
         let mut state = self.state.lock();
         state.scheduler.on_time(now_us);
-        let silent_us = now_us - state.heard_us.max(state.busy_us);
+        let silent_us = now_us.saturating_sub(state.heard_us.max(state.busy_us));
         if !state.sources.is_empty() && silent_us > self.limit.as_micros() as u64 {
             self.fail(&mut state);
         }
