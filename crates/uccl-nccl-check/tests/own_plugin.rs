@@ -59,3 +59,31 @@ fn a_device_can_be_each_interface() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("(25000 Mbit/s)"), "{output:?}");
 }
+
+fn asked(program: &str, argument: &str) -> Option<String> {
+    match Command::new(program).arg(argument).arg(plugin()).output() {
+        Ok(output) if output.status.success() => {
+            Some(String::from_utf8_lossy(&output.stdout).into_owned())
+        }
+        _ => {
+            eprintln!("skipped: lacks {program}: the library's symbols");
+            None
+        }
+    }
+}
+
+#[test]
+fn the_library_exports_tables_alone_and_needs_the_c_library_alone() {
+    let Some(dynamic) = asked("readelf", "-dW") else { return };
+    for line in dynamic.lines().filter(|line| line.contains("(NEEDED)")) {
+        let is_of_c = ["libc.so", "libm.so", "libgcc_s.so", "ld-linux", "libpthread", "libdl"];
+        assert!(is_of_c.iter().any(|name| line.contains(name)), "{line}");
+    }
+    assert!(dynamic.contains("soname: [libnccl-net-uccl.so]"), "{dynamic}");
+    assert!(dynamic.contains("NODELETE"), "NCCL would unload it: {dynamic}");
+    let Some(symbols) = asked("nm", "-D") else { return };
+    let defined = symbols.lines().filter(|line| !line.contains(" U ") && !line.contains(" w "));
+    let names: Vec<_> = defined.filter_map(|line| line.split_whitespace().last()).collect();
+    assert!(names.len() >= 5, "{names:?}");
+    assert!(names.iter().all(|name| name.starts_with("ncclNetPlugin_v")), "{names:?}");
+}

@@ -64,3 +64,24 @@ unsafe fn give<T>(call: &'static str, to: *mut T, value: T) -> Result<(), Fault>
     unsafe { to.write(value) };
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_at_the_border() {
+        assert_eq!(guarded(|| panic!("on purpose")), NcclResult::INTERNAL_ERROR);
+        assert_eq!(quiet(|| panic!("on purpose")), NcclResult::INTERNAL_ERROR);
+        assert_eq!(guarded(|| Ok(())), NcclResult::SUCCESS);
+    }
+
+    #[test]
+    fn null_pointers_are_refused() {
+        // SAFETY: null is what both take.
+        unsafe {
+            assert!(known::<u8>("test", std::ptr::null()).is_err());
+            assert!(give("test", std::ptr::null_mut::<u8>(), 1).is_err());
+        }
+    }
+}
