@@ -19,6 +19,7 @@ fn passes(arguments: &[&str]) {
         .args(arguments)
         .env("NCCL_SOCKET_IFNAME", "lo")
         .env("UCCL_NCCL_TIMEOUT_SECS", "3")
+        .env("UCCL_NCCL_TUNER", "1")
         .env_remove("UCCL_SOCKET_IFNAME")
         .output()
         .expect("the check runs");
@@ -85,5 +86,7 @@ fn the_library_exports_tables_alone_and_needs_the_c_library_alone() {
     let defined = symbols.lines().filter(|line| !line.contains(" U ") && !line.contains(" w "));
     let names: Vec<_> = defined.filter_map(|line| line.split_whitespace().last()).collect();
     assert!(names.len() >= 5, "{names:?}");
-    assert!(names.iter().all(|name| name.starts_with("ncclNetPlugin_v")), "{names:?}");
+    let is_table =
+        |name: &&str| name.starts_with("ncclNetPlugin_v") || name.starts_with("ncclTunerPlugin_v");
+    assert!(names.iter().all(|name| is_table(name)), "{names:?}");
 }

@@ -14,7 +14,7 @@ use uccl_nccl_abi::NcclResult;
 use crate::{fault::Fault, log};
 
 /// Does a call, and tells NCCL its result; the reason of a failure goes to NCCL's log. Panics end here.
-fn guarded(call: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
+pub(crate) fn guarded(call: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => NcclResult::SUCCESS,
         Ok(Err(fault)) => {
@@ -46,7 +46,7 @@ fn quiet(call: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
 /// # Safety
 ///
 /// It is null, or points to a `T` that lives for the call.
-unsafe fn known<'a, T>(call: &'static str, at: *const c_void) -> Result<&'a T, Fault> {
+pub(crate) unsafe fn known<'a, T>(call: &'static str, at: *const c_void) -> Result<&'a T, Fault> {
     // SAFETY: the caller's.
     unsafe { at.cast::<T>().as_ref() }.ok_or(Fault::Misuse(call, "a null pointer"))
 }
@@ -56,7 +56,7 @@ unsafe fn known<'a, T>(call: &'static str, at: *const c_void) -> Result<&'a T, F
 /// # Safety
 ///
 /// It is null, or writable.
-unsafe fn give<T>(call: &'static str, to: *mut T, value: T) -> Result<(), Fault> {
+pub(crate) unsafe fn give<T>(call: &'static str, to: *mut T, value: T) -> Result<(), Fault> {
     if to.is_null() {
         return Err(Fault::Misuse(call, "no place for the result"));
     }
