@@ -23,6 +23,9 @@ use crate::{
     socket::Span,
 };
 
+/// Pings within the limit.
+const PINGS: u64 = 4;
+
 /// The part of a sending flow that threads touch.
 #[derive(Default)]
 pub(crate) struct Outbox {
@@ -38,6 +41,12 @@ struct Source {
     payload: Span,
     slot: usize,
     outbox: Arc<Outbox>,
+}
+
+/// A frame for a stream.
+pub(crate) enum Job {
+    Chunk(Part),
+    Ping,
 }
 
 /// The bytes that a stream sends next of its chunk.
@@ -82,6 +91,11 @@ struct State {
     sources: HashMap<(u64, u64), Source>,
     streams: Vec<StreamState>,
     is_closed: bool,
+    /// When a note last came.
+    heard_us: u64,
+    /// When a message was last taken while there was none.
+    busy_us: u64,
+    ping_us: u64,
     failure: Option<FlowError>,
     last_error: String,
     /// Streams that were open and have ended.
@@ -120,6 +134,9 @@ impl Bundle {
             sources: HashMap::new(),
             streams: vec![StreamState::default(); settings.streams],
             is_closed: false,
+            heard_us: 0,
+            busy_us: 0,
+            ping_us: 0,
             failure: None,
             last_error: String::new(),
             lost: 0,
@@ -183,6 +200,9 @@ impl Bundle {
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
+        if state.sources.is_empty() {
+            state.busy_us = now_us;
+        }
         let outbox = Arc::clone(outbox);
         state.sources.insert((flow, message), Source { payload, slot, outbox });
         state.scheduler.push(flow, message, total, tag, now_us);
@@ -195,17 +215,21 @@ impl Bundle {
         Ok(())
     }
 
-    /// The next chunk for a stream.
-    pub(crate) fn next(&self, stream: usize) -> Option<Part> {
+    /// The next frame for a stream.
+    pub(crate) fn next(&self, stream: usize) -> Option<Job> {
         let now_us = self.now_us();
         let mut state = self.state.lock();
         if state.streams[stream].is_reset {
             return None;
         }
+        if state.ping_us <= now_us {
+            state.ping_us = now_us + self.limit.as_micros() as u64 / PINGS;
+            return Some(Job::Ping);
+        }
         let part = state.scheduler.next(stream, now_us)?;
         state.streams[stream].current = Some((part.flow, part.message));
         state.streams[stream].bytes += part.len;
-        Some(part)
+        Some(Job::Chunk(part))
     }
 
     /// The memory of the rest of a chunk. `None`: the stream has to be closed.
@@ -238,6 +262,7 @@ impl Bundle {
     pub(crate) fn on_note(&self, stream: usize, head: &FlowHead) -> Result<(), String> {
         let now_us = self.now_us();
         let mut state = self.state.lock();
+        state.heard_us = now_us;
         match head.kind {
             _ if state.streams[stream].is_reset => {}
             HeadKind::Ack if state.scheduler.on_ack(stream, head.message, now_us) => {}
@@ -253,6 +278,10 @@ impl Bundle {
         let now_us = self.now_us();
         let mut state = self.state.lock();
         state.scheduler.on_time(now_us);
+        let silent_us = now_us - state.heard_us.max(state.busy_us);
+        if !state.sources.is_empty() && silent_us > self.limit.as_micros() as u64 {
+            self.fail(&mut state);
+        }
         let has_acted = self.act(&mut state);
         let has_work = state.scheduler.has_work();
         drop(state);

@@ -62,6 +62,7 @@ impl Flows {
             workers,
             bundles: Mutex::default(),
             sinks: RwLock::default(),
+            heard: Mutex::default(),
             instance: u64::from_le_bytes(random()?),
             key: random()?,
             network: network(),

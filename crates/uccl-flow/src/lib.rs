@@ -36,6 +36,8 @@ mod settings;
 mod shared;
 mod sink;
 mod slots;
+#[cfg(test)]
+mod small_tests;
 mod socket;
 
 pub use connect::Connecting;

@@ -91,6 +91,25 @@ impl RecvFlow {
     }
 }
 
+#[cfg(test)]
+impl RecvFlow {
+    /// Waits until the own stream's socket has so many bytes.
+    pub(crate) fn wait_for_bytes(&self, count: usize) {
+        let has_all = || {
+            let state = self.sink.state.lock();
+            let stream = state.stream.as_ref().expect("an open flow");
+            rustix::io::ioctl_fionread(stream).expect("a socket") >= count as u64
+        };
+        for _ in 0..10_000 {
+            if has_all() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        panic!("the bytes do not come");
+    }
+}
+
 impl Drop for RecvFlow {
     fn drop(&mut self) {
         self.close();

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, atomic::AtomicBool},
+    time::Instant,
 };
 
 use parking_lot::{Mutex, RwLock};
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) network: [u8; 16],
     pub(crate) port: u16,
     pub(crate) listeners: Mutex<HashMap<[u8; 16], Arc<Arrivals>>>,
+    /// When the processes that send to this one last showed a sign of life.
+    pub(crate) heard: Mutex<HashMap<u64, Instant>>,
     pub(crate) is_stopped: AtomicBool,
     pub(crate) greeter: Waker,
     pub(crate) workers: Vec<Arc<Port>>,
@@ -38,6 +41,27 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// A process shows a sign of life.
+    pub(crate) fn hear(&self, instance: u64) {
+        self.heard.lock().insert(instance, Instant::now());
+    }
+
+    /// Ends the flows that wait for a process without a sign of life, and forgets processes that have
+    /// no flow.
+    pub(crate) fn check_peers(&self) {
+        let sinks: Vec<_> = self.sinks.read().values().cloned().collect();
+        let mut heard = self.heard.lock();
+        heard.retain(|instance, _| sinks.iter().any(|sink| sink.peer.instance == *instance));
+        let silent = heard.iter().map(|(instance, since)| (*instance, since.elapsed()));
+        let silent: Vec<_> = silent.filter(|(_, time)| *time > self.settings.limit).collect();
+        drop(heard);
+        for (instance, time) in silent {
+            for sink in sinks.iter().filter(|sink| sink.peer.instance == instance) {
+                sink.give_up(time, self.settings.limit);
+            }
+        }
+    }
+
     /// The bundle to a process, which a flow joins. Makes it, and has its streams opened, if there
     /// is none.
     pub(crate) fn join(

@@ -1,6 +1,10 @@
 //! The receiving end of a flow as its user and the threads see it.
 
-use std::{net::TcpStream, sync::Arc, time::Instant};
+use std::{
+    net::TcpStream,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use parking_lot::{Mutex, MutexGuard};
 use uccl_wire::flow::FlowHead;
@@ -119,6 +123,18 @@ impl Sink {
         if state.failure.is_none() {
             state.inbox.keep_early(head, bytes);
             self.take_early(&mut state);
+        }
+    }
+
+    /// The peer has not shown a sign of life for some time: ends the flow if it waits and nothing has
+    /// come over its own stream either.
+    pub(crate) fn give_up(&self, silent: Duration, limit: Duration) {
+        let mut state = self.state.lock();
+        let (silent, outstanding) =
+            (silent.min(state.last_progress.elapsed()), state.outstanding());
+        if silent > limit && outstanding.requests > 0 {
+            let cause = "the process does not answer".into();
+            state.end(FlowError::Lost { peer: self.peer.clone(), cause, silent, outstanding });
         }
     }
 

@@ -84,6 +84,22 @@ fn a_peer_without_any_stream_is_an_error_at_the_limit() {
 }
 
 #[test]
+fn a_peer_that_is_silent_is_an_error_for_receives_too() {
+    let new = || Flows::new(Settings { limit: Duration::from_millis(1500), ..settings() });
+    let (one, two) = (new().expect("flows"), new().expect("flows"));
+    let (flow, relay) = relayed(&one, &two);
+    let mut room = vec![0; 100];
+    let receive = post_recv(&flow.1, &mut room).expect("a slot");
+    // Both ends live, and the receive waits for longer than the limit.
+    std::thread::sleep(Duration::from_millis(4000));
+    assert!(matches!(flow.1.test(receive), Ok(None)));
+    relay.cut(true);
+    let error = until(|| flow.1.test(receive).err());
+    assert!(matches!(error, FlowError::Lost { .. }), "{error}");
+    assert!(error.to_string().contains("1 requests, 100 bytes"), "{error}");
+}
+
+#[test]
 fn nothing_lands_after_close() {
     let (one, two) = ends();
     for round in 0..10 {

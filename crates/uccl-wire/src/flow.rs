@@ -349,6 +349,8 @@ pub enum HeadKind {
     Posted,
     /// No more follows: the flow is closed.
     End,
+    /// Asks for an acknowledgement, so that both ends know of each other.
+    Ping,
 }
 
 /// The head of a frame.
@@ -387,6 +389,7 @@ impl FlowHead {
             HeadKind::Ack => 3,
             HeadKind::Posted => 4,
             HeadKind::End => 5,
+            HeadKind::Ping => 6,
         };
         out[4..8].copy_from_slice(&self.tag.to_le_bytes());
         let numbers = [self.flow, self.message, self.total, self.offset, self.len];
@@ -409,6 +412,7 @@ impl FlowHead {
             3 => HeadKind::Ack,
             4 => HeadKind::Posted,
             5 => HeadKind::End,
+            6 => HeadKind::Ping,
             value => return Err(FlowWireError::Value { field: "kind", value: value.into() }),
         };
         check_zeros(&reader.array::<3>()?)?;
@@ -419,7 +423,7 @@ impl FlowHead {
         let is_sound = match kind {
             HeadKind::Message => offset == 0 && len == total,
             HeadKind::Chunk => len > 0 && offset.checked_add(len).is_some_and(|end| end <= total),
-            HeadKind::Ack | HeadKind::Posted | HeadKind::End => {
+            HeadKind::Ack | HeadKind::Posted | HeadKind::End | HeadKind::Ping => {
                 tag == 0 && total == 0 && offset == 0 && len == 0
             }
         };

@@ -59,6 +59,8 @@ pub(crate) struct Greeter {
     next: u64,
     /// When accepting goes on after a failure.
     pause: Option<Instant>,
+    /// When peers are next looked at.
+    checks_at: Instant,
 }
 
 impl Greeter {
@@ -74,6 +76,7 @@ impl Greeter {
             order: VecDeque::new(),
             next: FIRST,
             pause: None,
+            checks_at: Instant::now(),
         })
     }
 
@@ -96,7 +99,9 @@ impl Greeter {
         let now = Instant::now();
         let oldest = self.order.front().map(|_| PATIENCE / 4);
         let pause = self.pause.map(|until| until.saturating_duration_since(now));
-        oldest.into_iter().chain(pause).min()
+        let check =
+            (!self.shared.heard.lock().is_empty()).then_some(self.shared.settings.limit / 8);
+        oldest.into_iter().chain(pause).chain(check).min()
     }
 
     fn on_event(&mut self, token: u64) {
@@ -109,6 +114,10 @@ impl Greeter {
 
     fn on_time(&mut self) {
         let now = Instant::now();
+        if now >= self.checks_at {
+            self.checks_at = now + self.shared.settings.limit / 8;
+            self.shared.check_peers();
+        }
         if self.pause.is_some_and(|until| until <= now) {
             self.pause = None;
             match self.poller.add(&self.listener, LISTENER, EventFlags::IN) {
@@ -239,6 +248,7 @@ impl Greeter {
             return Ok(());
         }
         self.answer(&stream, Status::Taken)?;
+        self.shared.heard.lock().entry(hello.instance).or_insert_with(Instant::now);
         let sink = Sink::new(stream, peer, hello.flow, hello.chunk_len);
         sinks.insert(hello.flow, Arc::clone(&sink));
         drop(sinks);
@@ -247,6 +257,7 @@ impl Greeter {
     }
 
     fn place_bulk(&self, stranger: Stranger, hello: &FlowHello) {
+        self.shared.hear(hello.instance);
         let workers = &self.shared.workers;
         let worker = &workers[(stranger.number % workers.len() as u64) as usize];
         worker.send(Mail::Incoming { stream: stranger.stream, instance: hello.instance });

@@ -26,6 +26,8 @@ pub(crate) struct Incoming {
     /// Chunks that have come, and those that the sender knows of.
     count: u64,
     told: u64,
+    /// The sender asks for an acknowledgement.
+    is_asked: bool,
     notes: Vec<u8>,
     dropped: Box<[u8]>,
 }
@@ -48,6 +50,7 @@ impl Incoming {
             chunk: None,
             count: 0,
             told: 0,
+            is_asked: false,
             notes: Vec::new(),
             dropped: vec![0; 16 << 10].into_boxed_slice(),
             shared,
@@ -82,7 +85,7 @@ impl Incoming {
 
     /// Sends the notes.
     pub(crate) fn write(&mut self) -> Result<(), String> {
-        if self.told < self.count {
+        if self.told < self.count || std::mem::take(&mut self.is_asked) {
             self.told = self.count;
             self.notes.extend(FlowHead::note(HeadKind::Ack, 0, self.count).encode());
         }
@@ -165,6 +168,11 @@ impl Incoming {
     fn begin_chunk(&mut self) -> Result<(), String> {
         self.head_filled = 0;
         let head = FlowHead::decode(&self.head).map_err(|error| error.to_string())?;
+        if head.kind == HeadKind::Ping {
+            self.is_asked = true;
+            self.shared.hear(self.instance);
+            return Ok(());
+        }
         if head.kind != HeadKind::Chunk || head.len > super::greeter::MOST_CHUNK_LEN {
             return Err(format!("{head:?} is no chunk"));
         }

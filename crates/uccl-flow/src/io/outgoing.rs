@@ -5,7 +5,7 @@ use std::{net::TcpStream, sync::Arc};
 use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
 
 use crate::{
-    bundle::{Bundle, Lease},
+    bundle::{Bundle, Job, Lease},
     core::Part,
     socket::{self, Span},
 };
@@ -30,7 +30,8 @@ pub(crate) struct Outgoing {
 }
 
 struct Sending {
-    part: Part,
+    /// The chunk; none behind a ping.
+    part: Option<Part>,
     head: [u8; HEAD_LEN],
     /// Bytes of head and chunk.
     sent: usize,
@@ -65,8 +66,12 @@ impl Outgoing {
                 return Ok(false);
             }
             if self.chunk.is_none() {
-                let Some(part) = self.bundle.next(self.index) else { return Ok(false) };
-                self.chunk = Some(Sending { head: head(&part), part, sent: 0 });
+                let Some(job) = self.bundle.next(self.index) else { return Ok(false) };
+                let (head, part) = match job {
+                    Job::Chunk(part) => (head(&part), Some(part)),
+                    Job::Ping => (FlowHead::note(HeadKind::Ping, 0, 0).encode(), None),
+                };
+                self.chunk = Some(Sending { head, part, sent: 0 });
             }
             self.send()?;
         }
@@ -78,11 +83,15 @@ impl Outgoing {
         while let Some(chunk) = &mut self.chunk {
             let head = Span::of(&chunk.head).after(chunk.sent);
             let sent = chunk.sent.saturating_sub(HEAD_LEN) as u64;
-            let lease = self.bundle.lease(self.index, &chunk.part, sent);
+            let len = chunk.part.map_or(0, |part| part.len);
+            let lease = match &chunk.part {
+                Some(part) => self.bundle.lease(self.index, part, sent),
+                None => Some(Lease::Filler),
+            };
             let (rest, _reading) = match lease.ok_or("a flow was closed within a chunk")? {
                 Lease::Memory(span, reading) => (span, Some(reading)),
                 Lease::Filler => {
-                    let left = (chunk.part.len - sent) as usize;
+                    let left = (len - sent) as usize;
                     (Span::of(&FILLER[..left.min(FILLER.len())]), None)
                 }
             };
@@ -97,7 +106,7 @@ impl Outgoing {
                     if std::mem::take(&mut self.was_full) {
                         self.bundle.on_moved(self.index);
                     }
-                    if chunk.sent == HEAD_LEN + chunk.part.len as usize {
+                    if chunk.sent == HEAD_LEN + len as usize {
                         self.bundle.on_written(self.index);
                         self.chunk = None;
                     }

@@ -70,8 +70,7 @@ impl Worker {
         let mut ready = Vec::new();
         let mut has_work = false;
         while !self.shared.is_stopped.load(Ordering::Acquire) {
-            let tick = (has_work || !self.openings.is_empty()).then_some(TICK);
-            let timeout = if self.unfinished.is_empty() { tick } else { Some(Duration::ZERO) };
+            let timeout = self.timeout(has_work);
             if let Err(error) = self.poller.wait(timeout, &mut ready) {
                 tracing::error!("a thread for streams ends: epoll failed: {error}");
                 return;
@@ -84,6 +83,16 @@ impl Worker {
             self.open();
             has_work = self.on_time();
             self.write();
+        }
+    }
+
+    fn timeout(&self, has_work: bool) -> Option<Duration> {
+        match () {
+            () if !self.unfinished.is_empty() => Some(Duration::ZERO),
+            () if has_work || !self.openings.is_empty() => Some(TICK),
+            // Pings go out in time.
+            () if !self.outgoing.is_empty() => Some(self.shared.settings.limit / 8),
+            () => None,
         }
     }
 

@@ -1,0 +1,57 @@
+//! The path of a small message: one system call a side.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    Buffer, Connecting, Flows, Listener, RecvFlow, SendFlow, Settings, Slot, socket::CALLS,
+};
+
+fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "nothing happened");
+        std::thread::yield_now();
+    }
+}
+
+fn pair(flows: &Flows) -> (SendFlow, RecvFlow) {
+    let listener = Listener::listen(flows, 0).expect("a listener");
+    let mut connecting = Connecting::begin(flows, listener.handle(), 0).expect("an attempt");
+    let send = until(|| connecting.poll().expect("a connection"));
+    (send, until(|| listener.try_accept().expect("a flow")))
+}
+
+fn calls(work: impl FnOnce()) -> usize {
+    let before = CALLS.get();
+    work();
+    CALLS.get() - before
+}
+
+#[test]
+fn a_small_message_takes_one_system_call_on_each_side() {
+    let flows = Flows::new(Settings::default()).expect("flows");
+    let (send, recv) = pair(&flows);
+    let longest = flows.settings().small_max;
+    for len in [0, 1, 8, 4096, longest] {
+        let (data, mut room) = (vec![7u8; len], vec![0u8; 1 << 20]);
+        let buffer = Buffer { ptr: room.as_mut_ptr(), len: room.len(), tag: 0 };
+        let mut receive = None;
+        // SAFETY: the memory lives until the receive has ended, below.
+        let posting = calls(|| receive = unsafe { recv.post(&[buffer]) }.expect("no error"));
+        let receive: Slot = receive.expect("a slot");
+        let sending = calls(|| {
+            // SAFETY: the data lives until the message has ended, within this call.
+            let message = unsafe { send.post(data.as_ptr(), len, 0) }.expect("no error");
+            let sent = send.test(message.expect("a slot")).expect("no error");
+            assert_eq!(sent, Some(len), "the socket has room");
+        });
+        recv.wait_for_bytes(len + uccl_wire::flow::HEAD_LEN);
+        let mut got = None;
+        let testing = calls(|| got = recv.test(receive).expect("no error"));
+        assert_eq!((got, posting, sending, testing), (Some(len), 0, 1, 1), "{len} bytes");
+        assert!(room[..len] == data[..]);
+    }
+}
