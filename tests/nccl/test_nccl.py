@@ -10,6 +10,7 @@ Two ranks on one GPU take turns of milliseconds: right for bytes, useless for ti
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -95,8 +96,7 @@ def test_a_dead_peer_is_an_error_that_names_it() -> None:
         # The network's error comes first; torch ends the process by it, or by its own.
         end, errors = time.monotonic() + TIMEOUT_S + 60, []
         while time.monotonic() < end:
-            lines = [line for line in ranks.said(0).splitlines() if "NET/UCCL: " in line]
-            errors = [line for line in lines if "receiving from" in line or "sending to" in line]
+            errors = re.findall("NET/UCCL: (?:send|receive): .*", ranks.said(0))
             if errors:
                 break
             time.sleep(0.1)

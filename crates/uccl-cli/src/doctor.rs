@@ -3,6 +3,7 @@
 mod frameworks;
 mod gpus;
 mod host;
+mod nccl;
 mod network;
 mod rdma;
 #[cfg(test)]
@@ -99,6 +100,8 @@ struct Facts {
     gpus: Gpus,
     settings: Result<Config, String>,
     frameworks: Vec<Finding>,
+    /// The variable that selects NCCL's interfaces, and its text.
+    nccl_selection: Option<(&'static str, String)>,
 }
 
 impl Facts {
@@ -113,6 +116,7 @@ impl Facts {
             gpus: Gpus::look(),
             settings: Config::from_env().map_err(|error| error.to_string()),
             frameworks: frameworks::gather(),
+            nccl_selection: nccl::selection(),
         })
     }
 }
@@ -161,6 +165,7 @@ fn examine(facts: &Facts) -> Vec<Finding> {
         network::congestion(facts),
         network::socket_buffers(facts),
         network::network(facts),
+        nccl::interfaces(&facts.topology.interfaces, facts.nccl_selection.as_ref()),
         host::cpus(facts),
         host::numa(facts),
         host::huge_pages(facts),

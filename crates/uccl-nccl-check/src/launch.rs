@@ -20,6 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::{
     SUBCOMMAND,
     behaviours::Behaviour,
+    hosts,
     message::{Fate, FromRank, Job, Lines, Outcome, ToRank},
 };
 
@@ -52,19 +53,13 @@ struct Process {
 impl Launch {
     /// Runs a check to its end, or to the end of its time.
     pub(crate) fn run(&self, behaviour: &Behaviour, version: u32) -> Result<Outcome> {
+        if let Some(lacking) = behaviour.is_apart.then(hosts::lacking).flatten() {
+            return Ok(Outcome::Skipped(lacking.into()));
+        }
         let (events, inbox) = channel();
         let mut ranks = Vec::new();
         for rank in 0..behaviour.ranks {
-            let job = Job {
-                library: self.library.clone(),
-                behaviour: behaviour.name.into(),
-                version,
-                rank,
-                ranks: behaviour.ranks,
-                call_limit_ms: self.call_limit_ms,
-                silence_s: self.silence_s,
-            };
-            match self.start(job, events.clone()) {
+            match self.start(rank, behaviour.is_apart, events.clone()) {
                 Ok(process) => ranks.push(process),
                 Err(error) => {
                     end(&mut ranks);
@@ -73,23 +68,27 @@ impl Launch {
             }
         }
         drop(events);
-        let served = self.serve(&mut ranks, &inbox);
+        let begun = self.begin(behaviour, version, &mut ranks);
+        let served = begun.and_then(|()| self.serve(&mut ranks, &inbox));
         end(&mut ranks);
         let outcome = served?.unwrap_or_else(|| sum(&mut ranks));
         Ok(outcome)
     }
 
-    fn start(&self, job: Job, events: Sender<Event>) -> Result<Process> {
-        let rank = job.rank;
+    fn start(&self, rank: usize, is_apart: bool, events: Sender<Event>) -> Result<Process> {
         let (ours, theirs) = UnixStream::pair().context("a pair of sockets")?;
         let [stdout, stderr] = [tempfile::tempfile()?, tempfile::tempfile()?];
-        let child = Command::new(&self.program)
+        let mut command = Command::new(&self.program);
+        command
             .arg(SUBCOMMAND)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(stdout.try_clone()?)
-            .stderr(stderr.try_clone()?)
-            .spawn()
-            .with_context(|| self.program.display().to_string())?;
+            .stderr(stderr.try_clone()?);
+        if is_apart {
+            command.env_remove("UCCL_SOCKET_IFNAME").env("NCCL_SOCKET_IFNAME", hosts::INTERFACE);
+            hosts::move_out(&mut command);
+        }
+        let child = command.spawn().with_context(|| self.program.display().to_string())?;
         let mut reader = Lines::new(ours.try_clone()?)?;
         let reading = move || {
             while let Ok(message) = reader.receive() {
@@ -99,11 +98,29 @@ impl Launch {
             }
             let _check_has_ended = events.send((rank, None));
         };
-        let mut lines = Lines::new(ours)?;
-        lines.send(&ToRank::Job(job))?;
+        let lines = Lines::new(ours)?;
         let (step, reader) = (String::new(), Some(thread::spawn(reading)));
         let (outcome, killed, gone) = (None, false, false);
         Ok(Process { child, lines, stdout, stderr, step, outcome, killed, gone, reader })
+    }
+
+    /// Gives the ranks their job.
+    fn begin(&self, behaviour: &Behaviour, version: u32, ranks: &mut [Process]) -> Result<()> {
+        if let (true, [one, other]) = (behaviour.is_apart, &*ranks) {
+            hosts::join([one.child.id(), other.child.id()])?;
+        }
+        for (rank, process) in ranks.iter_mut().enumerate() {
+            process.lines.send(&ToRank::Job(Job {
+                library: self.library.clone(),
+                behaviour: behaviour.name.into(),
+                version,
+                rank,
+                ranks: behaviour.ranks,
+                call_limit_ms: self.call_limit_ms,
+                silence_s: self.silence_s,
+            }))?;
+        }
+        Ok(())
     }
 
     /// Carries messages until all ranks have an outcome or have ended; otherwise the reason for
@@ -161,6 +178,9 @@ impl Process {
             Fate::Killed => Signal::KILL,
             Fate::Stopped => Signal::STOP,
             Fate::Continued => Signal::CONT,
+            Fate::Cut | Fate::Joined => {
+                return hosts::set_link(self.child.id(), fate == Fate::Joined);
+            }
         };
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).context("a signal for a rank")?;

@@ -6,10 +6,11 @@
 //! ```text
 //!   library.rs   dlopen, tables     net.rs     one way to call all versions   log.rs   the logger
 //!   launch.rs    starts ranks       rank.rs    a rank's means                 memory.rs   guarded memory
-//!   behaviours/  the list           report.rs  table and JSON
+//!   behaviours/  the list           report.rs  table and JSON            hosts.rs    namespaces
 //! ```
 
 mod behaviours;
+mod hosts;
 mod launch;
 mod library;
 mod log;

@@ -52,6 +52,13 @@ impl Guarded {
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.bytes) }
     }
 
+    /// A part of the bytes, which no request may be about; others may be in use.
+    pub(crate) fn part(&mut self, from: usize, bytes: usize) -> &mut [u8] {
+        assert!(from + bytes <= self.bytes, "a part beyond the memory");
+        // SAFETY: within the memory; the caller has seen the end of every request about it.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().add(from), bytes) }
+    }
+
     /// Fills the bytes with the pattern of a seed.
     pub(crate) fn fill(&mut self, seed: u64) {
         fill(self.slice(), seed);

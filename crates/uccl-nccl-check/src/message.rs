@@ -34,12 +34,14 @@ pub(crate) enum Outcome {
     Skipped(String),
 }
 
-/// A signal for a rank.
+/// The fate of a rank: a signal for it, or its link to the other one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Fate {
     Killed,
     Stopped,
     Continued,
+    Cut,
+    Joined,
 }
 
 /// From a rank.

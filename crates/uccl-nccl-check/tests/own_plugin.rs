@@ -19,6 +19,7 @@ fn passes(arguments: &[&str]) {
         .args(arguments)
         .env("NCCL_SOCKET_IFNAME", "lo")
         .env("UCCL_NCCL_TIMEOUT_SECS", "3")
+        .env("UCCL_NCCL_TUNER", "1")
         .env_remove("UCCL_SOCKET_IFNAME")
         .output()
         .expect("the check runs");
@@ -58,4 +59,34 @@ fn a_device_can_be_each_interface() {
         .expect("the check runs");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("(25000 Mbit/s)"), "{output:?}");
+}
+
+fn asked(program: &str, argument: &str) -> Option<String> {
+    match Command::new(program).arg(argument).arg(plugin()).output() {
+        Ok(output) if output.status.success() => {
+            Some(String::from_utf8_lossy(&output.stdout).into_owned())
+        }
+        _ => {
+            eprintln!("skipped: lacks {program}: the library's symbols");
+            None
+        }
+    }
+}
+
+#[test]
+fn the_library_exports_tables_alone_and_needs_the_c_library_alone() {
+    let Some(dynamic) = asked("readelf", "-dW") else { return };
+    for line in dynamic.lines().filter(|line| line.contains("(NEEDED)")) {
+        let is_of_c = ["libc.so", "libm.so", "libgcc_s.so", "ld-linux", "libpthread", "libdl"];
+        assert!(is_of_c.iter().any(|name| line.contains(name)), "{line}");
+    }
+    assert!(dynamic.contains("soname: [libnccl-net-uccl.so]"), "{dynamic}");
+    assert!(dynamic.contains("NODELETE"), "NCCL would unload it: {dynamic}");
+    let Some(symbols) = asked("nm", "-D") else { return };
+    let defined = symbols.lines().filter(|line| !line.contains(" U ") && !line.contains(" w "));
+    let names: Vec<_> = defined.filter_map(|line| line.split_whitespace().last()).collect();
+    assert!(names.len() >= 5, "{names:?}");
+    let is_table =
+        |name: &&str| name.starts_with("ncclNetPlugin_v") || name.starts_with("ncclTunerPlugin_v");
+    assert!(names.iter().all(|name| is_table(name)), "{names:?}");
 }

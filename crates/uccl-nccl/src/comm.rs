@@ -106,11 +106,14 @@ impl Comm {
     fn watched<T>(&self, result: Result<T, FlowError>) -> Result<T, Fault> {
         result.map_err(|error| {
             if !self.is_failed.replace(true) {
-                let verb = match self.flow {
-                    Flow::Send(_) => "sending to",
-                    Flow::Recv(_) => "receiving from",
+                let call = match self.flow {
+                    Flow::Send(_) => "send",
+                    Flow::Recv(_) => "receive",
                 };
-                log::warn(&format!("{verb} {}: {error}", self.peer()));
+                let (text, peer) = (error.to_string(), self.peer().to_string());
+                // Most errors name the peer themselves.
+                let with = if text.contains(&peer) { String::new() } else { format!(" ({peer})") };
+                log::warn(&format!("{call}: {text}{with}"));
             }
             error.into()
         })

@@ -14,7 +14,7 @@ use uccl_nccl_abi::NcclResult;
 use crate::{fault::Fault, log};
 
 /// Does a call, and tells NCCL its result; the reason of a failure goes to NCCL's log. Panics end here.
-fn guarded(call: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
+pub(crate) fn guarded(call: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => NcclResult::SUCCESS,
         Ok(Err(fault)) => {
@@ -46,7 +46,7 @@ fn quiet(call: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
 /// # Safety
 ///
 /// It is null, or points to a `T` that lives for the call.
-unsafe fn known<'a, T>(call: &'static str, at: *const c_void) -> Result<&'a T, Fault> {
+pub(crate) unsafe fn known<'a, T>(call: &'static str, at: *const c_void) -> Result<&'a T, Fault> {
     // SAFETY: the caller's.
     unsafe { at.cast::<T>().as_ref() }.ok_or(Fault::Misuse(call, "a null pointer"))
 }
@@ -56,11 +56,32 @@ unsafe fn known<'a, T>(call: &'static str, at: *const c_void) -> Result<&'a T, F
 /// # Safety
 ///
 /// It is null, or writable.
-unsafe fn give<T>(call: &'static str, to: *mut T, value: T) -> Result<(), Fault> {
+pub(crate) unsafe fn give<T>(call: &'static str, to: *mut T, value: T) -> Result<(), Fault> {
     if to.is_null() {
         return Err(Fault::Misuse(call, "no place for the result"));
     }
     // SAFETY: the caller's.
     unsafe { to.write(value) };
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_at_the_border() {
+        assert_eq!(guarded(|| panic!("on purpose")), NcclResult::INTERNAL_ERROR);
+        assert_eq!(quiet(|| panic!("on purpose")), NcclResult::INTERNAL_ERROR);
+        assert_eq!(guarded(|| Ok(())), NcclResult::SUCCESS);
+    }
+
+    #[test]
+    fn null_pointers_are_refused() {
+        // SAFETY: null is what both take.
+        unsafe {
+            assert!(known::<u8>("test", std::ptr::null()).is_err());
+            assert!(give("test", std::ptr::null_mut::<u8>(), 1).is_err());
+        }
+    }
 }

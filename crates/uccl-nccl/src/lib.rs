@@ -1,9 +1,9 @@
-//! NCCL's network plugin over `uccl-flow`: NCCL loads `libnccl-net-uccl.so` and takes the newest
+//! NCCL's network and tuner plugin over `uccl-flow`: NCCL loads `libnccl-net-uccl.so` and takes the newest
 //! table that it knows.
 //!
 //! ```text
 //!   tables.rs    the tables                                  settings.rs   variables
-//!   entry/       functions that NCCL calls
+//!   entry/       functions that NCCL calls                   tuner.rs      the choice of protocols
 //!   process.rs   contexts, and the flows that they share     devices.rs    devices and their properties
 //!   comm.rs      communicators and requests                  log.rs        NCCL's log
 //!   pending.rs   connects that are not done                  fault.rs      errors as NCCL's results
@@ -21,3 +21,4 @@ mod pending;
 mod process;
 mod settings;
 pub mod tables;
+mod tuner;

@@ -100,3 +100,32 @@ fn parts(bytes: &[u8; HANDLE_BYTES]) -> ([u8; HANDLE_LEN], u64) {
 fn decode(bytes: &[u8; HANDLE_LEN]) -> Result<Handle, Fault> {
     Ok(Handle::decode(bytes).map_err(uccl_flow::FlowError::from)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use uccl_flow::{Flows, Listener, Settings};
+
+    use super::*;
+
+    #[test]
+    fn a_number_of_another_connect_finds_nothing() {
+        let flows = Flows::new(Settings::default()).expect("flows");
+        let listener = Listener::listen(&flows, 0).expect("a listener");
+        let (own, _) = parts(&encode(listener.handle()).expect("bytes"));
+        let pending = Pending::default();
+        let connecting = Connecting::begin(&flows, listener.handle(), 0).expect("a connect");
+        let number = pending.put(0, Connect { handle: own, connecting });
+        assert!(pending.take(number, [7; HANDLE_LEN]).is_none(), "another handle's");
+        assert!(pending.take(number + 1, own).is_none(), "a number that was not given");
+        let kept = pending.take(number, own).expect("its own");
+        // Its number stays the same from call to call.
+        assert_eq!(pending.put(number, kept), number);
+        pending.clear();
+        assert!(pending.take(number, own).is_none());
+    }
+
+    #[test]
+    fn bytes_that_are_no_handle_are_refused() {
+        assert!(decode(&[0; HANDLE_LEN]).is_err());
+    }
+}

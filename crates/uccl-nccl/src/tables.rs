@@ -5,9 +5,15 @@
 
 use std::ffi::c_char;
 
-use uccl_nccl_abi::net::{NetFrom11, NetV8, NetV9, NetV10, NetV11, NetV12};
+use uccl_nccl_abi::{
+    net::{NetFrom11, NetV8, NetV9, NetV10, NetV11, NetV12},
+    tuner::{TunerV4, TunerV5},
+};
 
-use crate::entry::{connecting::*, lifecycle::*, messages::*};
+use crate::{
+    entry::{connecting::*, lifecycle::*, messages::*},
+    tuner,
+};
 
 /// The network's name, for `NCCL_NET`.
 const NAME: *const c_char = c"UCCL".as_ptr();
@@ -90,3 +96,21 @@ pub static ncclNetPlugin_v11: NetV11 = table_from_11!();
 /// For NCCL 2.30 and later.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v12: NetV12 = table_from_11!();
+
+/// The tuner of NCCL 2.26 and later.
+#[unsafe(no_mangle)]
+pub static ncclTunerPlugin_v4: TunerV4 = TunerV4 {
+    name: NAME,
+    init: Some(tuner::init_v4),
+    get_coll_info: Some(tuner::get_coll_info),
+    end: Some(tuner::end),
+};
+
+/// The tuner of NCCL 2.28 and later.
+#[unsafe(no_mangle)]
+pub static ncclTunerPlugin_v5: TunerV5 = TunerV5 {
+    name: NAME,
+    init: Some(tuner::init_v5),
+    get_coll_info: Some(tuner::get_coll_info),
+    end: Some(tuner::end),
+};

@@ -25,6 +25,7 @@ fn facts(files: &[(&str, &str)]) -> Facts {
         gpus: Gpus::elsewhere(),
         settings: Ok(Config::default()),
         frameworks: Vec::new(),
+        nccl_selection: None,
     }
 }
 

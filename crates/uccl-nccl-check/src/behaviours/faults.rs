@@ -129,7 +129,7 @@ fn silence(rank: &Rank) -> Duration {
 }
 
 /// Waits for the error that a request must end with, in time and with a warning.
-fn error_of(
+pub(super) fn error_of(
     rank: &Rank,
     started: &Started,
     comm: Comm,

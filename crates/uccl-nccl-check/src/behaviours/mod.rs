@@ -6,6 +6,7 @@ mod faults;
 mod grouped;
 mod layout;
 mod lifecycle;
+mod links;
 mod low_latency;
 mod many;
 mod messages;
@@ -31,6 +32,8 @@ pub(crate) struct Behaviour {
     pub(crate) about: &'static str,
     pub(crate) over: Over,
     pub(crate) ranks: usize,
+    /// The ranks, two, are in network namespaces of their own.
+    pub(crate) is_apart: bool,
     /// Every rank runs it; returns a text about the extent of the check.
     pub(crate) run: fn(&mut Rank) -> Result<String>,
 }
@@ -41,7 +44,15 @@ const fn of_nets(
     ranks: usize,
     run: fn(&mut Rank) -> Result<String>,
 ) -> Behaviour {
-    Behaviour { name, about, over: Over::Nets, ranks, run }
+    Behaviour { name, about, over: Over::Nets, ranks, is_apart: false, run }
+}
+
+const fn of_hosts(
+    name: &'static str,
+    about: &'static str,
+    run: fn(&mut Rank) -> Result<String>,
+) -> Behaviour {
+    Behaviour { name, about, over: Over::Nets, ranks: 2, is_apart: true, run }
 }
 
 /// All behaviours, in the order in which they are checked.
@@ -51,6 +62,7 @@ pub(crate) const BEHAVIOURS: &[Behaviour] = &[
         about: "no function is missing; all versions have the same devices, with valid properties",
         over: Over::Library,
         ranks: 1,
+        is_apart: false,
         run: layout::layout,
     },
     of_nets("contexts", "two communicators that end in either order", 1, lifecycle::contexts),
@@ -84,11 +96,14 @@ pub(crate) const BEHAVIOURS: &[Behaviour] = &[
         2,
         strangers::old_handle,
     ),
+    of_hosts("cut-for-long", "a link that is gone is an error at both ends", links::cut_for_long),
+    of_hosts("cut", "a link that is cut for a moment is no error", links::cut),
     Behaviour {
         name: "tuner",
         about: "10,000 random calls: the same on all ranks, -1 untouched",
         over: Over::Tuners,
         ranks: 2,
+        is_apart: false,
         run: tuner::tuner,
     },
 ];
