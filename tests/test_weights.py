@@ -123,6 +123,9 @@ def test_a_fetch_waits_for_its_version_and_is_aborted() -> None:
     assert "aborted" in str(failed[0])
     publisher.publish(1)
     assert reader.fetch(1, timeout=30) == (1, 32, 0)
+    assert reader.mark == (1, True)
+    reader.begin()
+    assert reader.mark == (1, False)
     for end in ends:
         end.close()
 

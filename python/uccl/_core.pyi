@@ -1911,6 +1911,9 @@ class WeightsReader:
         and waits for it: `(version, bytes, retries)`.
         """
 
+    def begin(self) -> None:
+        """Says that the memory is about to change by other means than a fetch."""
+
     def abort(self) -> None:
         """Ends the fetch of another thread. When this returns, no byte of it lands any more."""
 

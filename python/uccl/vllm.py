@@ -139,6 +139,7 @@ class UcclWeightTransferEngine(WeightTransferEngine[UcclInitInfo, UcclUpdateInfo
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
             group.reader.wait_taken(version, self._timeout)
+            group.reader.begin()
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload

@@ -202,6 +202,10 @@ class Reader(_Rank):
         """
         return Fetched(*self._end.fetch(version, timeout))
 
+    def begin(self) -> None:
+        """Says that the memory is about to change by other means than a fetch, after :meth:`wait_taken`."""
+        self._end.begin()
+
     def abort(self) -> None:
         """Ends the fetch of another thread. When this returns, no byte of it lands any more."""
         self._end.abort()

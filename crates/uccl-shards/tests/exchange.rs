@@ -232,6 +232,14 @@ fn readers_pass_bytes_on() {
         });
         publisher.wait_taken(version, FAR, &mut Uninterrupted).expect("all have it");
     }
+    // A target whose memory changes is not read from.
+    readers[0].begin();
+    assert_eq!(readers[0].mark().version(), 3);
+    assert!(!readers[0].mark().is_whole());
+    let soon = Some(Duration::from_millis(100));
+    let mut waiting = readers[1..].iter().map(|reader| reader.fetch(3, soon, &mut Uninterrupted));
+    let is_late = |fetch: Result<_, _>| matches!(fetch, Err(Error::Timeout { .. }));
+    assert!(waiting.any(is_late));
     let read: u64 = ends[1..].iter().map(|end| end.stats().expect("open").bytes_received).sum();
     assert!(read >= 3 * (READERS * LEN) as u64);
     close(&ends);

@@ -251,6 +251,26 @@ fn a_reader_is_a_source_for_at_most_the_fan_out() {
 }
 
 #[test]
+fn ranks_that_claim_too_much_are_refused() {
+    let huge = 1 << 61;
+    let tensors = [Tensor { name: "w".into(), shape: vec![huge, 4], element_bytes: 1 }];
+    let columns = |first: u64| {
+        let area = Area { offsets: vec![0, first], sizes: vec![huge, 2] };
+        let slice = Slice { tensor: 0, area, place: Place { buffer: 0, offset: 0 } };
+        Layout { buffers: vec![u64::MAX], slices: vec![slice] }
+    };
+    let whole = Area { offsets: vec![0, 0], sizes: vec![huge, 4] };
+    let place = Place { buffer: 0, offset: 0 };
+    let slice = Slice { tensor: 0, area: whole, place };
+    let whole = Layout { buffers: vec![u64::MAX], slices: vec![slice] };
+    for (source, count) in [(whole.clone(), 1), (whole, 2)] {
+        let sources = vec![source; count];
+        let refused = plan(&tensors, &sources, &[columns(0), columns(2)], &Options::default());
+        assert!(matches!(refused, Err(PlanError::TooManyParts { .. })), "{refused:?}");
+    }
+}
+
+#[test]
 fn refusals_name_rank_and_tensor() {
     let tensors = one(10);
     let half = |at: u64| {
@@ -269,6 +289,10 @@ fn refusals_name_rank_and_tensor() {
     assert!(matches!(of(half(6), half(0)), PlanError::Outside { .. }));
     let short = Layout { buffers: vec![4], ..half(0) };
     assert!(matches!(of(half(0), short), PlanError::Outside { .. }));
+    let mut none = tensors.clone();
+    none[0].element_bytes = 0;
+    let none = plan(&none, &[half(0)], &[half(0)], &Options::default());
+    assert!(matches!(none, Err(PlanError::Outside { .. })), "elements of no bytes");
     let mut twice = half(0);
     twice.slices.extend(half(0).slices);
     assert!(matches!(of(half(0), twice), PlanError::Overlap { .. }));

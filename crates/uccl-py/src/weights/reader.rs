@@ -70,6 +70,12 @@ impl PyReader {
         Ok((fetched.version, fetched.bytes, fetched.retries))
     }
 
+    /// Says that the memory is about to change by other means than a fetch.
+    fn begin(&self, py: Python<'_>) {
+        let reader = &self.reader;
+        py.detach(|| reader.begin());
+    }
+
     /// Ends the fetch of another thread. When this returns, no byte of it lands any more.
     fn abort(&self, py: Python<'_>) {
         let reader = &self.reader;

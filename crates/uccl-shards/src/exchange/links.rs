@@ -74,8 +74,10 @@ impl Link {
 
     /// The connection to the rank, made when it is first needed.
     pub(crate) fn reach(&self, endpoint: &Endpoint, bounds: &mut Bounds<'_>) -> Result<ConnId> {
-        let time = bounds.left().min(endpoint.config().timeout).max(Duration::from_millis(1));
-        let reached = endpoint.reach(self.manifest.address, Some(time), bounds);
+        let silence = endpoint.config().timeout;
+        let time = if silence.is_zero() { bounds.left() } else { bounds.left().min(silence) };
+        let time = Some(time.max(Duration::from_millis(1)));
+        let reached = endpoint.reach(self.manifest.address, time, bounds);
         reached.map_err(|e| bounds.error(e))
     }
 

@@ -193,6 +193,14 @@ impl Reader {
         self.is_aborted.store(false, Ordering::SeqCst);
     }
 
+    /// Says that the memory is about to change by other means than a fetch: targets that read from
+    /// this one wait for the next fetch. Call it before the first change, and after
+    /// [`wait_taken`](Self::wait_taken).
+    pub fn begin(&self) {
+        let _no_fetch = self.exchange.lock();
+        self.memory.mark.set(Mark::partial(self.mark().version(), 0));
+    }
+
     /// The mark of its memory.
     #[must_use]
     pub fn mark(&self) -> Mark {

@@ -81,15 +81,7 @@ impl Area {
     /// in row-major order, in the order of their bytes.
     pub(crate) fn runs(&self, from: &Self, to: &Self, element_bytes: u64) -> Vec<Run> {
         let dims = self.sizes.len();
-        // Dimensions from here on are whole in both memories, so that their rows touch.
-        let mut inner = dims;
-        while inner > 0 {
-            let dim = inner - 1;
-            inner = dim;
-            if self.sizes[dim] != from.sizes[dim] || self.sizes[dim] != to.sizes[dim] {
-                break;
-            }
-        }
+        let inner = self.inner(from, to);
         let len = self.sizes[inner..].iter().product::<u64>() * element_bytes;
         let count = self.sizes[..inner].iter().product::<u64>();
         let (from_strides, to_strides) = (from.strides(element_bytes), to.strides(element_bytes));
@@ -116,6 +108,21 @@ impl Area {
             }
         }
         runs
+    }
+
+    /// The number of [runs](Self::runs).
+    pub(crate) fn run_count(&self, from: &Self, to: &Self) -> u64 {
+        let outer = self.sizes[..self.inner(from, to)].iter();
+        outer.fold(1, |product: u64, size| product.saturating_mul(*size))
+    }
+
+    /// The first dimension of a run: those after it are whole in both memories, so that their rows
+    /// touch.
+    fn inner(&self, from: &Self, to: &Self) -> usize {
+        let is_cut = |dim: &usize| {
+            self.sizes[*dim] != from.sizes[*dim] || self.sizes[*dim] != to.sizes[*dim]
+        };
+        (0..self.sizes.len()).rev().find(is_cut).unwrap_or(0)
     }
 
     /// Bytes from an index to the next, by dimension, in row-major order.

@@ -62,6 +62,9 @@ impl Layout {
                 tensor: tensor.name.clone(),
                 why: why.into(),
             };
+            if tensor.element_bytes == 0 {
+                return Err(outside("its elements have no bytes"));
+            }
             let Area { offsets, sizes } = &slice.area;
             let dims = tensor.shape.len();
             if offsets.len() != dims || sizes.len() != dims {

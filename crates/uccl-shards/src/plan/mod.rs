@@ -23,6 +23,11 @@ const PARTS: u64 = 64;
 /// Bytes. A shorter read costs more for its start than for its bytes.
 const SHORTEST_CUT: u64 = 1 << 18;
 
+/// Cells that may have several sources are cut into about this many parts at most.
+const MOST_PARTS: u64 = 1 << 16;
+/// The most pieces of a plan, before they are merged.
+const MOST_PIECES: usize = 1 << 26;
+
 /// A rank that has bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Peer {
@@ -125,19 +130,20 @@ pub fn plan(
 ) -> Result<Plan, PlanError> {
     check(tensors, sources, targets)?;
     let parts = parts_of(tensors, sources, targets, options)?;
-    let weight = |(_, cell, bytes): &(usize, Cell, u64)| bytes * cell.readers.len() as u64;
-    let total: u64 = parts.iter().map(weight).sum();
+    let weight =
+        |(_, cell, bytes): &(usize, Cell, u64)| u128::from(*bytes) * cell.readers.len() as u128;
+    let total: u128 = parts.iter().map(weight).sum();
     let any_tree = parts.iter().any(|(_, cell, _)| has_tree(cell, options));
-    let waves = if any_tree { options.waves.max(1) as u64 } else { 1 };
+    let waves = if any_tree { options.waves.max(1) as u128 } else { 1 };
     let mut loads = Loads::new(sources.len(), targets.len());
     let mut draft = Draft::new(tensors, sources, targets);
-    let mut done = 0;
+    let mut done = 0_u128;
     for part in &parts {
         let (tensor, cell, bytes) = part;
-        let wave = (u128::from(done) * u128::from(waves) / u128::from(total.max(1))) as usize;
+        let wave = (done.saturating_mul(waves) / total.max(1)) as usize;
         done += weight(part);
         for choice in loads.spread(cell, *bytes, options) {
-            draft.add(*tensor, &cell.area, wave + choice.level, &choice);
+            draft.add(*tensor, &cell.area, wave + choice.level, &choice)?;
         }
     }
     Ok(draft.plan())
@@ -173,8 +179,10 @@ fn parts_of(
             whole.push((index, cell, bytes));
         }
     }
-    let total: u64 = whole.iter().map(|(_, _, bytes)| bytes).sum();
+    let total = whole.iter().fold(0, |sum: u64, (_, _, bytes)| sum.saturating_add(*bytes));
     let longest = (total / PARTS).max(SHORTEST_CUT).min(options.cut_bytes.max(1));
+    // Ranks may claim any length of memory.
+    let longest = longest.max(total / MOST_PARTS);
     let mut parts = Vec::with_capacity(whole.len());
     for (index, cell, bytes) in whole {
         if cell.holders.len() == 1 && cell.readers.len() == 1 {

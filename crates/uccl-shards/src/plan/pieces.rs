@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Peer, Piece, Plan, Read, Step, TargetPlan,
+    MOST_PIECES, Peer, Piece, Plan, PlanError, Read, Step, TargetPlan,
     area::Area,
     layout::{Layout, Tensor},
     spread::Choice,
@@ -16,20 +16,34 @@ pub(super) struct Draft<'a> {
     targets: &'a [Layout],
     /// By target: the pieces of each step and rank.
     reads: Vec<BTreeMap<(usize, Peer), Vec<Piece>>>,
+    /// The number of pieces.
+    count: u64,
 }
 
 impl<'a> Draft<'a> {
     pub(super) fn new(tensors: &'a [Tensor], sources: &'a [Layout], targets: &'a [Layout]) -> Self {
-        Self { tensors, sources, targets, reads: vec![BTreeMap::new(); targets.len()] }
+        let reads = vec![BTreeMap::new(); targets.len()];
+        Self { tensors, sources, targets, reads, count: 0 }
     }
 
-    /// Adds the bytes of an area of a tensor to a step.
-    pub(super) fn add(&mut self, tensor: usize, area: &Area, step: usize, choice: &Choice) {
+    /// Adds the bytes of an area of a tensor to a step. Fails if there are too many pieces.
+    pub(super) fn add(
+        &mut self,
+        tensor: usize,
+        area: &Area,
+        step: usize,
+        choice: &Choice,
+    ) -> Result<(), PlanError> {
         let to = &self.targets[choice.reader.rank].slices[choice.reader.slice];
         let from = match choice.from {
             Peer::Source(rank) => &self.sources[rank].slices[choice.slice],
             Peer::Target(rank) => &self.targets[rank].slices[choice.slice],
         };
+        self.count = self.count.saturating_add(area.run_count(&from.area, &to.area));
+        if self.count > MOST_PIECES as u64 {
+            let name = self.tensors[tensor].name.clone();
+            return Err(PlanError::TooManyParts { tensor: name, most: MOST_PIECES });
+        }
         let pieces = self.reads[choice.reader.rank].entry((step, choice.from)).or_default();
         let runs = area.runs(&from.area, &to.area, self.tensors[tensor].element_bytes);
         pieces.extend(runs.into_iter().filter(|run| run.len > 0).map(|run| Piece {
@@ -39,6 +53,7 @@ impl<'a> Draft<'a> {
             from: from.place.offset + run.from,
             len: run.len,
         }));
+        Ok(())
     }
 
     pub(super) fn plan(self) -> Plan {

@@ -45,8 +45,8 @@ impl Loads {
         let mut choices: Vec<Choice> = Vec::with_capacity(readers.len());
         let mut children = Vec::with_capacity(readers.len());
         for (holder, reader) in holders.iter().zip(&readers) {
-            self.sources[holder.rank] += bytes;
-            self.firsts[reader.rank] += bytes;
+            add(&mut self.sources[holder.rank], bytes);
+            add(&mut self.firsts[reader.rank], bytes);
             let from = Peer::Source(holder.rank);
             choices.push(Choice { reader: *reader, from, slice: holder.slice, level: 0 });
             children.push(0);
@@ -62,7 +62,7 @@ impl Loads {
                 Some(parent) => {
                     children[parent] += 1;
                     let Choice { reader: SliceId { rank, slice }, level, .. } = choices[parent];
-                    self.targets[rank] += bytes;
+                    add(&mut self.targets[rank], bytes);
                     let from = Peer::Target(rank);
                     Choice { reader: *reader, from, slice, level: level + 1 }
                 }
@@ -79,9 +79,14 @@ impl Loads {
     fn direct(&mut self, cell: &Cell, reader: SliceId, bytes: u64) -> Choice {
         let least = cell.holders.iter().min_by_key(|holder| self.sources[holder.rank]);
         let holder = *least.unwrap_or(&cell.holders[0]);
-        self.sources[holder.rank] += bytes;
+        add(&mut self.sources[holder.rank], bytes);
         Choice { reader, from: Peer::Source(holder.rank), slice: holder.slice, level: 0 }
     }
+}
+
+/// Ranks may claim any length of memory.
+fn add(load: &mut u64, bytes: u64) {
+    *load = load.saturating_add(bytes);
 }
 
 /// Whether readers of a cell read from each other.
