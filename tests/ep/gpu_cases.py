@@ -814,19 +814,13 @@ def names_the_late(run: Callable[..., list[Any]]) -> None:
 
 def refusals(rank: Rank) -> list[str]:
     """The errors of wrong calls, none of which starts."""
-    from uccl.ep import Buffer, ElasticBuffer
+    from uccl.ep import ElasticBuffer
 
     exact = Exact(rank, buffer_of(rank))
     buffer, (x, choices, _) = exact.buffer, exact.given
     _, _, per_expert, token_in_rank, _ = buffer.get_dispatch_layout(choices, EXPERTS)
-    small = Buffer(None, 1 << 14, comm=rank, device="cuda")
     elastic = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
-    # A call of the same kind has succeeded before.
-    small.dispatch(x[:8], topk_idx=choices[:8], num_tokens_per_expert=per_expert)
     calls = [
-        lambda: small.dispatch(x, topk_idx=choices, num_tokens_per_expert=per_expert),
-        # 15 has as many bits as 8, so this call is of the same kind.
-        lambda: small.dispatch(x[:15], topk_idx=choices[:15], num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, topk_idx=choices),
         lambda: buffer.dispatch(x),
         lambda: buffer.dispatch(x[:3], topk_idx=choices, num_tokens_per_expert=per_expert),
@@ -839,7 +833,6 @@ def refusals(rank: Rank) -> list[str]:
         ),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
         lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
-        lambda: buffer.connect_ranks([0]),
         lambda: exact.dispatch(num_worst_tokens=-1),
         lambda: buffer.low_latency_dispatch(x, choices, -1, EXPERTS),
         lambda: exact.dispatch(zero_copy=True),
@@ -859,8 +852,6 @@ def refusals(rank: Rank) -> list[str]:
 
 #: Words of each error.
 REFUSED = [
-    f"this rank has {TOKENS} tokens, and the buffer of 16384 bytes has room for",
-    "this rank has 15 tokens, and the buffer of 16384 bytes has room for 14",
     "num_tokens_per_expert",
     "is_token_in_rank",
     "x has 3 tokens",
@@ -869,7 +860,6 @@ REFUSED = [
     "expert_alignment is 1 to 65536, not 1048576",
     f"{TOKENS} tokens, and room for 4 of each rank: num_max_tokens_per_rank is",
     "1 elements at byte 1099511627776 of a pool",
-    "on the CPU only",
     "num_worst_tokens is at least 0, not -1",
     "num_max_dispatch_tokens_per_rank is at least 0, not -1",
     "zero_copy needs num_worst_tokens",
@@ -882,7 +872,6 @@ def is_refused_with_words(run: Callable[..., list[Any]]) -> None:
     for texts in run(2, refusals):
         for text, words in zip(texts, REFUSED):
             assert words in text, texts
-        assert "bytes are enough" in texts[0], texts
 
 
 @dataclass(frozen=True)
