@@ -154,7 +154,8 @@ class Nccl(Way):
         # One group for each trainer: itself and all servers.
         inference = list(range(self.trainers, ranks))
         self.groups = [dist.new_group([one, *inference]) for one in range(self.trainers)]
-        self.broadcast = dist.broadcast
+        if self.arrays.device == "cpu":
+            self.memory = {name: torch.from_numpy(one) for name, one in self.memory.items()}
         rows = self.parts[0].shape[0] // self.trainers
         shape = (rows, self.parts[0].shape[1])
         self.room = torch.empty(shape, dtype=torch.int16, device=self.arrays.device)
@@ -164,12 +165,21 @@ class Nccl(Way):
             for trainer in range(self.trainers):
                 if self.role == "trainer":
                     if trainer == self.rank:
-                        self.broadcast(self.memory[part.name], trainer, self.groups[trainer])
+                        self._broadcast(self.memory[part.name], trainer)
                     continue
-                self.broadcast(self.room, trainer, self.groups[trainer])
+                self._broadcast(self.room, trainer)
                 self._keep(part, trainer * self.room.shape[0])
         self.arrays.synchronize()
+        if self.role == "trainer":
+            return 0
         return sum(part.sizes[0] * part.sizes[1] * 2 for part in self.parts)
+
+    def _broadcast(self, tensor: Any, trainer: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        # As bytes: neither NCCL nor gloo has integers of 16 bits.
+        dist.broadcast(tensor.view(torch.uint8), trainer, self.groups[trainer])
 
     def _keep(self, part: Part, first: int) -> None:
         start = max(part.offsets[0], first)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,6 +118,97 @@ def test_weights_come_to_a_worker() -> None:
     with pytest.raises(RuntimeError, match="not initialised"):
         worker.update_weights({"version": 4})
     engine.shutdown()
+
+
+class Gather:
+    """``all_gather_object`` of ranks that are threads."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier = threading.Barrier(ranks)
+        self.given: list[Any] = [None] * ranks
+        self.rank = threading.local()
+
+    def __call__(self, mine: Any) -> list[Any]:
+        self.given[self.rank.number] = mine
+        self.barrier.wait(60)
+        gathered = list(self.given)
+        self.barrier.wait(60)
+        return gathered
+
+    def run(self, functions: list[Any]) -> list[Any]:
+        results: list[Any] = [None] * len(functions)
+
+        def one(number: int) -> None:
+            self.rank.number = number
+            results[number] = functions[number]()
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(functions))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+
+class Pieces(Source):
+    """A trainer's rows, as FSDP has them."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.metadata = [
+            vllm.ParamMeta(name, torch.float32, shape, (0, 1), (2,), (vllm.Shard(0),))
+            for name, shape in SHAPES.items()
+        ]
+        self.kept = {name: torch.zeros(whole(name, 0).chunk(2)[rank].shape) for name in SHAPES}
+
+    def implements_iter_local(self) -> bool:
+        return True
+
+    def iter_local(self) -> Iterator[tuple[str, Any]]:
+        for name, tensor in self.kept.items():
+            tensor.copy_(whole(name, self.step).chunk(2)[self.rank])
+            yield name, tensor
+
+
+def whole(name: str, step: int) -> Any:
+    count = torch.Size(SHAPES[name]).numel()
+    return (torch.arange(count) + step * 100).float().reshape(SHAPES[name])
+
+
+def test_pieces_of_two_trainers_come_to_three_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import uccl.vllm
+
+    trainers, workers = Gather(2), Gather(3)
+    monkeypatch.setattr(uccl.vllm, "_of_all_trainers", trainers)
+    monkeypatch.setattr(
+        uccl.vllm, "_of_all_workers", lambda mine: (workers.rank.number, workers(mine))
+    )
+    servers = [Worker() for _ in range(3)]
+
+    class Client:
+        """Calls all workers, as ``collective_rpc`` does."""
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: workers.run(
+                [lambda one=one: getattr(one, name)(*args) for one in servers]
+            )
+
+    def train(rank: int) -> Any:
+        source = Pieces(rank)
+        engine = trainer(Client(), source, rank)
+        for source.step in (1, 2):
+            engine.send_weights()
+        return engine
+
+    engines = trainers.run([lambda rank=rank: train(rank) for rank in range(2)])
+    for server in servers:
+        assert set(server.model.loaded) == set(SHAPES)
+        for name, weight in server.model.loaded.items():
+            assert torch.equal(weight, whole(name, 2)), name
+        server.engine.shutdown()
+    for engine in engines:
+        engine.shutdown()
 
 
 def test_pieces_of_a_mesh_are_found() -> None:
