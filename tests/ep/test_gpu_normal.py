@@ -205,6 +205,18 @@ def test_more_tokens_than_the_buffer_has_room_for_go_in_rounds(worst: bool, via_
     threads(3, lambda rank: gpu_cases.in_rounds(rank, worst, via_host))
 
 
+def number_in_process(group: Any, tokens: list[int]) -> None:
+    gpu_cases.any_number(group, tokens, 1 << 26, 512, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[1, 65_536], [65_536, 65_536], [30_000, 0], [65_536, 40_000, 0, 7], [16_384] * 4],
+)
+def test_any_number_of_tokens_of_each_rank_arrives(world: Any, tokens: list[int]) -> None:
+    world.run(len(tokens), number_in_process, tokens)
+
+
 @pytest.mark.parametrize(("is_elastic", "via_host"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("worst", [False, True])
 def test_all_ranks_fail_in_a_call_that_is_too_large(
