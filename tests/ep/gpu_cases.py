@@ -223,6 +223,64 @@ def in_rounds(rank: Rank, worst: bool, via_host: bool) -> None:
     exact.check([exact.normal()], [])
 
 
+def any_number(group: Any, tokens: list[int], size: int, hidden: int, **keywords: Any) -> None:
+    """Calls with any numbers of tokens, in a buffer of ``size`` bytes. Each value says its rank and
+    token, and sums are exact."""
+    from uccl.ep import Buffer
+
+    rank, ranks, experts = group.rank(), group.size(), 2 * group.size()
+    buffer = Buffer(None if "comm" in keywords else group, size, **keywords)
+    device, stream = buffer.device, torch.cuda.current_stream()
+
+    def numbers(count: int) -> torch.Tensor:
+        return torch.arange(count, device=device)
+
+    def values(source: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        first = (number * 31 + source * 7).unsqueeze(1)
+        return ((first + numbers(hidden) % 3) % 251).bfloat16()
+
+    def chosen(source: int) -> torch.Tensor:
+        number = numbers(tokens[source])
+        return torch.stack([(number + source) % experts, (number * 5 + 1) % experts], dim=1)
+
+    mine, choices = numbers(tokens[rank]), chosen(rank)
+    x, owners = values(torch.full_like(mine, rank), mine), choices // 2
+    copies = 1 + (owners[:, :1] != owners[:, 1:]).int()
+    arrive = [int((chosen(source) // 2 == rank).any(1).sum()) for source in range(ranks)]
+    ends = torch.tensor(arrive).cumsum(0)
+    weights = torch.ones(choices.shape, device=device)
+    for worst in (0, max(tokens) * ranks):
+        _, _, per_expert, token_in_rank, _ = buffer.get_dispatch_layout(choices, experts)
+        ways: list[dict[str, Any]] = [
+            {"topk_idx": choices, "topk_weights": weights, "num_worst_tokens": worst}
+        ]
+        # Tokens without choices have ranks alone.
+        ways += [] if worst else [{}]
+        for way in ways:
+            received, *_, handle, _ = buffer.dispatch(
+                x, is_token_in_rank=token_in_rank, num_tokens_per_expert=per_expert, **way
+            )
+            again, *_ = buffer.dispatch(x, handle=handle)
+            out, *_ = buffer.combine(received, handle)
+            stream.synchronize()
+            buffer.check()
+            assert torch.equal(handle[0][:, rank].cpu().long(), ends)
+            rows = numbers(int(ends[-1]))
+            source = torch.searchsorted(ends.to(device), rows, right=True)
+            wanted = values(source, handle[3][: len(rows)].long())
+            assert torch.equal(received[: len(rows)], wanted)
+            assert torch.equal(again[: len(rows)], wanted)
+            assert torch.equal(out, (x.float() * copies).bfloat16())
+    stream.synchronize()
+    buffer.check()
+
+
+def any_number_in_threads(rank: Rank, tokens: list[int], size: int, hidden: int) -> None:
+    """The same of ranks that share a GPU."""
+    any_number(rank, tokens, size, hidden, comm=rank, device="cuda", timeout=LIMIT)
+    rank.allgather(b"")
+
+
 def too_many(rank: Rank, is_elastic: bool, worst: bool, via_host: bool) -> None:
     """Rank 0 has more tokens than the call says: its error names the argument, and the other ranks
     fail at once."""

@@ -228,6 +228,11 @@ def test_more_tokens_than_the_buffer_has_room_for_go_in_rounds(
     run(in_threads, 3, gpu_cases.in_rounds, worst, via_host)
 
 
+@pytest.mark.parametrize("tokens", [[1, 150], [40, 0, 97, 5]])
+def test_any_number_of_tokens_of_each_rank_arrives(run: Any, tokens: list[int]) -> None:
+    run(in_threads, len(tokens), gpu_cases.any_number_in_threads, tokens, 1 << 14, 256)
+
+
 @pytest.mark.parametrize(("is_elastic", "via_host"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("worst", [False, True])
 def test_all_ranks_fail_in_a_call_that_is_too_large(

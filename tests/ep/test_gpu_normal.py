@@ -147,10 +147,14 @@ def test_a_signal_ends_the_wait_for_counts() -> None:
         gpu_cases.stops(reserve)
 
 
-def in_graph(rank: Rank) -> None:
+def in_graph(rank: Rank, is_small: bool) -> None:
     """A graph repeats a dispatch with rows for the worst case, and its combine, with other
-    tokens."""
-    exact = Exact(rank, buffer_of(rank))
+    tokens. In a small buffer they take several rounds."""
+    from uccl.ep import Buffer
+
+    small: dict[str, Any] = {"comm": rank, "device": "cuda", "timeout": 20}
+    buffer = Buffer(None, rank.size() * 5000, **small) if is_small else buffer_of(rank)
+    exact = Exact(rank, buffer)
     worst, graph = TOKENS * rank.size(), torch.cuda.CUDAGraph()
     x, wrong = exact.given[0], torch.zeros((), dtype=torch.int64, device="cuda")
     copies = exact.copies.cuda()
@@ -183,9 +187,10 @@ def in_graph(rank: Rank) -> None:
     del graph
 
 
+@pytest.mark.parametrize("is_small", [False, True])
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_graph_repeats_calls_with_rows_for_the_worst_case(size: int) -> None:
-    threads(size, in_graph)
+def test_a_graph_repeats_calls_with_rows_for_the_worst_case(size: int, is_small: bool) -> None:
+    threads(size, lambda rank: in_graph(rank, is_small))
 
 
 def counted_in_graph(rank: Rank) -> None:
@@ -203,6 +208,18 @@ def test_a_graph_refuses_to_wait_for_counts() -> None:
 @pytest.mark.parametrize("worst", [False, True])
 def test_more_tokens_than_the_buffer_has_room_for_go_in_rounds(worst: bool, via_host: bool) -> None:
     threads(3, lambda rank: gpu_cases.in_rounds(rank, worst, via_host))
+
+
+def number_in_process(group: Any, tokens: list[int]) -> None:
+    gpu_cases.any_number(group, tokens, 1 << 26, 512, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[1, 65_536], [65_536, 65_536], [30_000, 0], [65_536, 40_000, 0, 7], [16_384] * 4],
+)
+def test_any_number_of_tokens_of_each_rank_arrives(world: Any, tokens: list[int]) -> None:
+    world.run(len(tokens), number_in_process, tokens)
 
 
 @pytest.mark.parametrize(("is_elastic", "via_host"), [(True, False), (False, False), (False, True)])
