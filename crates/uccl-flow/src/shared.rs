@@ -57,8 +57,8 @@ impl Shared {
         self.heard.lock().insert(instance, Instant::now());
     }
 
-    /// Ends the flows that wait for a process without a sign of life, and forgets processes that have
-    /// no flow.
+    /// Ends the flows that wait for a process without a sign of life, and forgets processes that
+    /// have no flow.
     pub(crate) fn check_peers(&self) {
         let sinks: Vec<_> = self.sinks.read().values().cloned().collect();
         let mut heard = self.heard.lock();
