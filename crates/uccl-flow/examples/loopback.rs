@@ -1,7 +1,7 @@
 //! Bandwidth of large messages by streams and threads, and latency of small ones, over loopback.
 //!
-//! `cargo run --release -p uccl-flow --example loopback [STREAMS,... [THREADS,...]]`. Both ends run in
-//! this process, each with a thread that posts and tests, as NCCL's proxy does.
+//! `cargo run --release -p uccl-flow --example loopback [STREAMS,... [THREADS,...]]`. Both ends run
+//! in this process, each with a thread that posts and tests, as NCCL's proxy does.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -138,7 +138,7 @@ fn latency(settings: Settings, len: usize) -> Result<f64, FlowError> {
 }
 
 fn send(flow: &SendFlow, data: &[u8]) -> Result<(), FlowError> {
-    // SAFETY: the data lives until the message has ended, or the flow is closed by its caller's error.
+    // SAFETY: the data lives until the message has ended, or its caller closes the flow.
     if let Some(slot) = unsafe { flow.post(data.as_ptr(), data.len(), 0) }? {
         while flow.test(slot)?.is_none() {
             std::thread::yield_now();
@@ -149,7 +149,7 @@ fn send(flow: &SendFlow, data: &[u8]) -> Result<(), FlowError> {
 
 fn receive(flow: &RecvFlow, room: &mut [u8]) -> Result<(), FlowError> {
     let buffer = Buffer { ptr: room.as_mut_ptr(), len: room.len(), tag: 0 };
-    // SAFETY: the room lives until the receive has ended, or the flow is closed by its caller's error.
+    // SAFETY: the room lives until the receive has ended, or its caller closes the flow.
     if let Some(slot) = unsafe { flow.post(&[buffer]) }? {
         while flow.test(slot)?.is_none() {
             std::thread::yield_now();
