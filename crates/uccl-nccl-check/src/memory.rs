@@ -82,12 +82,40 @@ impl Drop for Guarded {
 
 /// Writes the pattern of a seed.
 pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
-    fastrand::Rng::with_seed(seed).fill(bytes);
+    for (at, word) in bytes.chunks_mut(8).enumerate() {
+        word.copy_from_slice(&word_of(seed, at)[..word.len()]);
+    }
 }
 
 /// The first byte that is not the pattern's.
 pub(crate) fn difference(bytes: &[u8], seed: u64) -> Option<usize> {
-    let mut expected = vec![0; bytes.len()];
-    fill(&mut expected, seed);
-    (bytes != expected).then(|| bytes.iter().zip(&expected).take_while(|(a, b)| a == b).count())
+    let mut words = bytes.chunks(8).enumerate();
+    let (at, word) = words.find(|(at, word)| **word != word_of(seed, *at)[..word.len()])?;
+    let same = word.iter().zip(word_of(seed, at)).take_while(|(a, b)| **a == *b).count();
+    Some(at * 8 + same)
+}
+
+/// Eight bytes of the pattern: neighbours, and the same place of other seeds, differ.
+fn word_of(seed: u64, at: usize) -> [u8; 8] {
+    let mixed = (seed ^ (at as u64) << 20).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9).to_ne_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_byte_is_found() {
+        let mut bytes = [0; 1003];
+        fill(&mut bytes, 5);
+        assert_eq!(difference(&bytes, 5), None);
+        assert_eq!(difference(&bytes[8..], 5), Some(0), "a shift is seen");
+        assert!(difference(&bytes, 6).is_some());
+        for at in [0, 500, 1002] {
+            bytes[at] ^= 1;
+            assert_eq!(difference(&bytes, 5), Some(at));
+            bytes[at] ^= 1;
+        }
+    }
 }
