@@ -1467,15 +1467,10 @@ class EpCudaGroup:
         """By rank, whether it is left out behind the work on a stream, for which this waits."""
 
     def regroup(
-        self,
-        *,
-        streams: Sequence[int],
-        blocks: int,
-        is_alone: bool,
-        exchange: Callable[[bytes], list[bytes | None]],
+        self, *, streams: Sequence[int], exchange: Callable[[bytes], list[bytes | None]]
     ) -> None:
         """Has the ranks that exchange bytes now meet anew. Waits for the calls on these streams;
-        none may be on others. A launch has `blocks` blocks from now on.
+        none may be on others. Ranks of one GPU share its multiprocessors anew.
         """
 
     def pool_hold(self) -> EpCudaPoolHold:

@@ -336,13 +336,10 @@ _FRAMEWORKS: dict[str, tuple[str, Callable[[str, _Nixl], Iterator[Finding]]]] = 
     "ai-dynamo": ("dynamo", _dynamo),
     "megatron-core": ("megatron.core", _megatron),
     "deep_ep": ("deep_ep", _deep_ep),
-<<<<<<< HEAD
+    "mooncake": ("mooncake", _mooncake),
     # A library: no module of theirs is looked for.
     "nvidia-nccl-cu12": ("", _nccl),
     "nvidia-nccl-cu13": ("", _nccl),
-=======
-    "mooncake": ("mooncake", _mooncake),
->>>>>>> launch
 }
 
 

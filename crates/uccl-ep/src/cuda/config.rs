@@ -18,9 +18,9 @@ pub struct Config {
     pub masks_late: bool,
     /// The GPU, by the driver's number.
     pub device: u32,
-    /// The most blocks of a launch, of [`Occupancy`](super::Occupancy); 0: those of a rank that is alone on its GPU,
-    /// with [`RESERVED`](super::RESERVED). The blocks of all ranks on a GPU have to fit on it at the same time,
-    /// because they wait for each other.
+    /// The most blocks of a launch, of [`Occupancy`](super::Occupancy); 0: those of a rank that is
+    /// alone on its GPU, with [`RESERVED`](super::RESERVED). The blocks of all ranks on a GPU have
+    /// to fit on it at the same time, because they wait for each other.
     pub blocks: u32,
     /// Whether no other rank is on the GPU: all blocks of a launch then begin together, or wait
     /// until they can.

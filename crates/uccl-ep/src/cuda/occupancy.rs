@@ -12,8 +12,8 @@ use crate::shared::{
 /// leaving these free makes calls of low latency mode 6 to 14 % longer.
 pub const RESERVED: u32 = 3;
 
-/// Launches of a rank that may be on its GPU at a time: a hook's, and one of an asynchronous call on
-/// the communication stream.
+/// Launches of a rank that may be on its GPU at a time: a hook's, and one of an asynchronous call
+/// on the communication stream.
 const LAUNCHES: u32 = 2;
 
 /// A rank's share of its GPU, for [`Config`](super::Config). Kernels of ranks on one GPU wait for
