@@ -95,5 +95,5 @@ fn the_library_exports_tables_alone_and_needs_the_c_library_alone() {
     assert!(names.len() >= 5, "{names:?}");
     let is_table =
         |name: &&str| name.starts_with("ncclNetPlugin_v") || name.starts_with("ncclTunerPlugin_v");
-    assert!(names.iter().all(|name| is_table(name)), "{names:?}");
+    assert!(names.iter().all(is_table), "{names:?}");
 }
