@@ -598,7 +598,7 @@ def counted_layout(rank: Rank) -> None:
 def zero_copy_rows(rank: Rank) -> None:
     """Rows that stay in the buffer equal the copied ones, in both interfaces and with the handle;
     so do their sums."""
-    from uccl.ep import ElasticBuffer
+    from uccl.ep import Buffer, ElasticBuffer
 
     exact = Exact(rank, buffer_of(rank))
     elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
@@ -872,13 +872,28 @@ def names_the_late(run: Callable[..., list[Any]]) -> None:
 
 def refusals(rank: Rank) -> list[str]:
     """The errors of wrong calls, none of which starts."""
-    from uccl.ep import ElasticBuffer
+    from uccl.ep import Buffer, ElasticBuffer
 
     exact = Exact(rank, buffer_of(rank))
     buffer, (x, choices, _) = exact.buffer, exact.given
     _, _, per_expert, token_in_rank, _ = buffer.get_dispatch_layout(choices, EXPERTS)
+    small = Buffer(None, 1 << 14, comm=rank, device="cuda")
     elastic = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
+    # A call of the same kind has succeeded before.
+    small.dispatch(x[:8], topk_idx=choices[:8], num_tokens_per_expert=per_expert)
+
+    def with_rows(tokens: int, rows: int) -> Any:
+        return small.dispatch(
+            x[:tokens],
+            topk_idx=choices[:tokens],
+            num_tokens_per_expert=per_expert,
+            num_worst_tokens=rows,
+        )
+
     calls = [
+        lambda: with_rows(TOKENS, 30),
+        # 15 has as many bits as 8, so this call is of the same kind; a round has 14.
+        lambda: with_rows(15, 4),
         lambda: buffer.dispatch(x, topk_idx=choices),
         lambda: buffer.dispatch(x),
         lambda: buffer.dispatch(x[:3], topk_idx=choices, num_tokens_per_expert=per_expert),
@@ -910,6 +925,8 @@ def refusals(rank: Rank) -> list[str]:
 
 #: Words of each error.
 REFUSED = [
+    f"this rank has {TOKENS} tokens, and rows for 30 of all ranks: num_worst_tokens is",
+    "this rank has 15 tokens, and rows for 4 of all ranks",
     "num_tokens_per_expert",
     "is_token_in_rank",
     "x has 3 tokens",

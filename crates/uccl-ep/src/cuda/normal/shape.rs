@@ -55,10 +55,12 @@ impl CallShape {
     }
 
     /// The tokens of each rank in a round of a call of several. Rows by expert may go back one by
-    /// one.
+    /// one, and a byte that is sent may stand for two values that go back.
     pub(super) fn tokens_in_round(&self, by_expert: bool, group: &Group) -> usize {
-        let most = self.max_tokens(group);
-        let each = Row { slots: self.top_k.max(1), ..self.row(group.ranks()) };
+        let hidden = if self.payload == self.hidden { 2 * self.hidden } else { self.hidden };
+        let wide = Self { hidden, ..*self };
+        let most = wide.max_tokens(group);
+        let each = Row { slots: self.top_k.max(1), ..wide.row(group.ranks()) };
         if by_expert { most.min(each.tokens_in(group.pool_len())) } else { most }
     }
 
