@@ -89,6 +89,8 @@ class Event:
         DRIVER.cuStreamWaitEvent(ctypes.c_void_p(stream.cuda_stream), self._handle, 0)
 
 
+#: Memory of the CPU that streams may still use. A test that has waited for all streams may clear it.
+KEPT: list[torch.UntypedStorage] = []
 #: The current stream of each thread.
 CURRENT = threading.local()
 DRIVER: Any = None
@@ -158,14 +160,13 @@ def patch() -> None:
 
     cpu, facts = torch.device("cpu"), SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
     group = _core.EpCudaGroup
-    kept: list[torch.UntypedStorage] = []
 
     def empty(self: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         # The CPU's memory would be free before the stream has used it, so it is kept. It holds
         # 0xEE, so that reads of memory without a result are noticed.
         tensor = torch.empty(shape, dtype=dtype)
         ctypes.memset(tensor.data_ptr(), 0xEE, tensor.nbytes)
-        kept.append(tensor.untyped_storage())
+        KEPT.append(tensor.untyped_storage())
         return tensor
 
     def new_handle(elastic: Any, *args: Any) -> Any:
@@ -179,7 +180,7 @@ def patch() -> None:
 
     def there(self: OnDevice, tensor: torch.Tensor) -> torch.Tensor:
         moved = real_there(self, tensor)
-        kept.append(moved.untyped_storage())
+        KEPT.append(moved.untyped_storage())
         return moved
 
     buffer = _elastic.ElasticBuffer

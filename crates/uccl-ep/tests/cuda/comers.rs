@@ -58,9 +58,7 @@ impl Case {
         (calls, gpu): (&GpuCalls<'_>, &Gpu),
     ) {
         let handle = calls.enqueue_dispatch(self, group, gpu).expect("a dispatch");
-        if group.rank() == 0 {
-            group.interrupt();
-        }
+        group.interrupt();
         gpu.stream.synchronize().expect("kernels end well");
         group.check().expect_err("a rank is missing");
         meet(group, (ranks, group.rank()), gpu).expect("the others meet");
