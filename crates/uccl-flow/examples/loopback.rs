@@ -1,9 +1,12 @@
 //! Bandwidth of large messages by streams and threads, and latency of small ones, over loopback.
 //!
-//! `cargo run --release -p uccl-flow --example loopback [STREAMS,... [THREADS,...]]`. Both ends run in
-//! this process, each with a thread that posts and tests, as NCCL's proxy does.
+//! `cargo run --release -p uccl-flow --example loopback [STREAMS,... [THREADS,...]]`. Both ends run
+//! in this process, each with a thread that posts and tests, as NCCL's proxy does.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
 
 use uccl_flow::{Buffer, Connecting, FlowError, Flows, Listener, RecvFlow, SendFlow, Settings};
 
@@ -17,13 +20,13 @@ fn main() -> Result<(), FlowError> {
     });
     let streams = lists.next().unwrap_or_else(|| vec![1, 2, 4, 8]);
     let threads = lists.next().unwrap_or_else(|| vec![1, 2, 4, 8]);
-    println!("streams threads flows  message      GB/s");
+    println!("streams threads flows  message      GB/s  repeated chunks");
     for &streams in &streams {
         for &threads in &threads {
             for (flows, len) in [(1, 128 << 10), (2, 512 << 10), (4, 1 << 20)] {
                 let settings = Settings { streams, threads, ..Settings::default() };
-                let rate = bandwidth(settings, flows, len)?;
-                println!("{streams:7} {threads:7} {flows:5} {len:8} {rate:9.2}");
+                let (rate, repeated) = bandwidth(settings, flows, len)?;
+                println!("{streams:7} {threads:7} {flows:5} {len:8} {rate:9.2}  {repeated}");
             }
         }
     }
@@ -36,30 +39,37 @@ fn main() -> Result<(), FlowError> {
     Ok(())
 }
 
-/// GB/s of some flows at once.
-fn bandwidth(settings: Settings, flows: usize, len: usize) -> Result<f64, FlowError> {
+/// GB/s of some flows at once, and the chunks that were sent more than once.
+fn bandwidth(settings: Settings, flows: usize, len: usize) -> Result<(f64, u64), FlowError> {
     let (one, two) = (Flows::new(settings.clone())?, Flows::new(settings)?);
     let pairs = (0..flows).map(|_| pair(&one, &two)).collect::<Result<Vec<_>, _>>()?;
+    let repeated = AtomicU64::new(0);
     let begun = Instant::now();
     let counts: Vec<_> = std::thread::scope(|scope| {
         let all = pairs.iter().map(|(send, recv)| {
-            scope.spawn(move || push(send, len, begun));
+            let (one, repeated) = (&one, &repeated);
+            scope.spawn(move || {
+                push(send, len, begun);
+                let chunks = one.counters().iter().map(|peer| peer.repeated_chunks).sum();
+                repeated.fetch_max(chunks, Ordering::Relaxed);
+                send.close();
+            });
             scope.spawn(move || pull(recv, len, begun))
         });
         let all: Vec<_> = all.collect();
         all.into_iter().map(|thread| thread.join().unwrap_or(Ok(0))).collect()
     });
     let bytes = counts.into_iter().sum::<Result<usize, _>>()? * len;
-    Ok(bytes as f64 / TIME.as_secs_f64() / 1e9)
+    Ok((bytes as f64 / TIME.as_secs_f64() / 1e9, repeated.load(Ordering::Relaxed)))
 }
 
-/// Sends until the time is over; the receiver closes.
+/// Sends until the time is over.
 fn push(flow: &SendFlow, len: usize, begun: Instant) {
-    let data = vec![1u8; len];
+    let data: &'static [u8] = vec![1u8; len].leak();
     let mut slots = std::collections::VecDeque::new();
     while begun.elapsed() < TIME {
         while slots.len() < OUTSTANDING {
-            // SAFETY: the data lives until the flow is closed, below.
+            // SAFETY: the data lives for ever.
             let Ok(Some(slot)) = (unsafe { flow.post(data.as_ptr(), len, 0) }) else { break };
             slots.push_back(slot);
         }
@@ -71,7 +81,6 @@ fn push(flow: &SendFlow, len: usize, begun: Instant) {
             std::thread::yield_now();
         }
     }
-    flow.close();
 }
 
 fn pull(flow: &RecvFlow, len: usize, begun: Instant) -> Result<usize, FlowError> {
@@ -129,7 +138,7 @@ fn latency(settings: Settings, len: usize) -> Result<f64, FlowError> {
 }
 
 fn send(flow: &SendFlow, data: &[u8]) -> Result<(), FlowError> {
-    // SAFETY: the data lives until the message has ended, or the flow is closed by its caller's error.
+    // SAFETY: the data lives until the message has ended, or its caller closes the flow.
     if let Some(slot) = unsafe { flow.post(data.as_ptr(), data.len(), 0) }? {
         while flow.test(slot)?.is_none() {
             std::thread::yield_now();
@@ -140,7 +149,7 @@ fn send(flow: &SendFlow, data: &[u8]) -> Result<(), FlowError> {
 
 fn receive(flow: &RecvFlow, room: &mut [u8]) -> Result<(), FlowError> {
     let buffer = Buffer { ptr: room.as_mut_ptr(), len: room.len(), tag: 0 };
-    // SAFETY: the room lives until the receive has ended, or the flow is closed by its caller's error.
+    // SAFETY: the room lives until the receive has ended, or its caller closes the flow.
     if let Some(slot) = unsafe { flow.post(&[buffer]) }? {
         while flow.test(slot)?.is_none() {
             std::thread::yield_now();

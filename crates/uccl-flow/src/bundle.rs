@@ -278,9 +278,9 @@ impl Bundle {
         let now_us = self.now_us();
         let mut state = self.state.lock();
         state.scheduler.on_time(now_us);
-        let silent_us = now_us - state.heard_us.max(state.busy_us);
+        let silent_us = now_us.saturating_sub(state.heard_us.max(state.busy_us));
         if !state.sources.is_empty() && silent_us > self.limit.as_micros() as u64 {
-            self.fail(&mut state);
+            self.fail_silent(&mut state);
         }
         let has_acted = self.act(&mut state);
         let has_work = state.scheduler.has_work();
@@ -320,6 +320,11 @@ impl Bundle {
         self.wake_all();
     }
 
+    /// Ends all its flows.
+    pub(crate) fn fail(&self, failure: &FlowError) {
+        self.state.lock().fail(failure.clone());
+    }
+
     /// The counters until now.
     pub(crate) fn counters(&self) -> PeerCounters {
         let state = self.state.lock();
@@ -356,13 +361,13 @@ impl Bundle {
                     state.streams[stream].is_reset = true;
                     state.last_error = "a stream stood still for a second".into();
                 }
-                Action::Fail => self.fail(state),
+                Action::Fail => self.fail_silent(state),
             }
         }
         has_acted
     }
 
-    fn fail(&self, state: &mut State) {
+    fn fail_silent(&self, state: &mut State) {
         let outstanding = Outstanding {
             requests: state.sources.len(),
             bytes: state.sources.values().map(|source| source.payload.len as u64).sum(),
@@ -373,9 +378,15 @@ impl Bundle {
             silent: self.limit,
             outstanding,
         };
-        for source in state.sources.values() {
+        state.fail(failure);
+    }
+}
+
+impl State {
+    fn fail(&mut self, failure: FlowError) {
+        for source in self.sources.values() {
             source.outbox.failure.lock().get_or_insert_with(|| failure.clone());
         }
-        state.failure = Some(failure);
+        self.failure.get_or_insert(failure);
     }
 }

@@ -135,6 +135,9 @@ pub enum FlowError {
     /// The slot is not in use.
     #[error("there is no request in slot {0}")]
     Slot(usize),
+    /// A thread of the flows has ended, so none can go on.
+    #[error("a thread of the flows has ended: {0}")]
+    Thread(String),
     /// The flow or listener is closed.
     #[error("it is closed")]
     Closed,
@@ -171,7 +174,7 @@ impl FlowError {
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::System { .. } => ErrorClass::System,
+            Self::System { .. } | Self::Thread(_) => ErrorClass::System,
             Self::Settings(_)
             | Self::Device { .. }
             | Self::Handle(_)

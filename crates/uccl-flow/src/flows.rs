@@ -1,7 +1,9 @@
 //! A process's flows: settings, names and threads.
 
 use std::{
+    io,
     net::{IpAddr, Ipv4Addr},
+    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -116,10 +118,24 @@ impl Flows {
 }
 
 impl Owner {
-    fn start(&self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), FlowError> {
+    /// Starts a thread. All flows fail when it ends by an error or a panic.
+    fn start(
+        &self,
+        name: &str,
+        body: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> Result<(), FlowError> {
+        let shared = Arc::clone(&self.shared);
+        let guarded = move || {
+            let cause = match std::panic::catch_unwind(AssertUnwindSafe(body)) {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "it has panicked".into(),
+            };
+            shared.fail(&FlowError::Thread(cause));
+        };
         let thread = std::thread::Builder::new()
             .name(name.into())
-            .spawn(body)
+            .spawn(guarded)
             .map_err(FlowError::system("starting a thread"))?;
         self.threads.lock().push(thread);
         Ok(())
@@ -143,7 +159,7 @@ impl Drop for Owner {
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], FlowError> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
-        .map_err(|error| FlowError::system("getrandom")(std::io::Error::other(error)))?;
+        .map_err(|error| FlowError::system("getrandom")(io::Error::other(error)))?;
     Ok(bytes)
 }
 

@@ -1,12 +1,12 @@
 //! Flows between processes: a receiver posts memory, a sender pushes messages into it, over TCP.
 //!
 //! ```text
-//!   sender's process                                                     receiver's process
-//!   Connecting::begin(flows, handle) <---- Handle, by any way ---------- Listener::listen(flows, ..)
-//!   poll() -> SendFlow               ----- the flow's own stream ------> try_accept() -> RecvFlow
-//!   post(message) -> Slot                                                post([buffer]) -> Slot
-//!   test(slot) -> length                                                 test(slot) -> length
-//!   close()                                                              close()
+//!   sender's process                                                   receiver's process
+//!   Connecting::begin(flows, ..)     <--- Handle, by any way --------- Listener::listen(flows, ..)
+//!   poll() -> SendFlow               ---- the flow's own stream -----> try_accept() -> RecvFlow
+//!   post(message) -> Slot                                              post([buffer]) -> Slot
+//!   test(slot) -> length                                               test(slot) -> length
+//!   close()                                                            close()
 //! ```
 //!
 //! Messages of a flow meet its receives in the order of posting. No call blocks: `post` answers

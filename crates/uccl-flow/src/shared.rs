@@ -13,7 +13,7 @@ use crate::{
     attempt::Route,
     bell::Waker,
     bundle::{Bundle, Outbox, Target},
-    error::Peer,
+    error::{FlowError, Peer},
     port::{Mail, Port},
     settings::Settings,
     sink::Sink,
@@ -41,13 +41,24 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Ends all flows.
+    pub(crate) fn fail(&self, failure: &FlowError) {
+        tracing::error!("{failure}");
+        let bundles: Vec<_> = self.bundles.lock().values().cloned().collect();
+        bundles.iter().for_each(|bundle| bundle.fail(failure));
+        let sinks: Vec<_> = self.sinks.read().values().cloned().collect();
+        for sink in sinks {
+            sink.state.lock().end(failure.clone());
+        }
+    }
+
     /// A process shows a sign of life.
     pub(crate) fn hear(&self, instance: u64) {
         self.heard.lock().insert(instance, Instant::now());
     }
 
-    /// Ends the flows that wait for a process without a sign of life, and forgets processes that have
-    /// no flow.
+    /// Ends the flows that wait for a process without a sign of life, and forgets processes that
+    /// have no flow.
     pub(crate) fn check_peers(&self) {
         let sinks: Vec<_> = self.sinks.read().values().cloned().collect();
         let mut heard = self.heard.lock();

@@ -126,8 +126,8 @@ impl Sink {
         }
     }
 
-    /// The peer has not shown a sign of life for some time: ends the flow if it waits and nothing has
-    /// come over its own stream either.
+    /// The peer has not shown a sign of life for some time: ends the flow if it waits and nothing
+    /// has come over its own stream either.
     pub(crate) fn give_up(&self, silent: Duration, limit: Duration) {
         let mut state = self.state.lock();
         let (silent, outstanding) =

@@ -108,8 +108,8 @@ pub(crate) fn is_connected(stream: &TcpStream) -> io::Result<bool> {
 /// Kernels before 6.15 do not have it.
 const TCP_RTO_MAX_MS: libc::c_int = 44;
 
-/// Has a link that comes back be noticed soon: the kernel would double the time between two attempts
-/// each time.
+/// Has a link that comes back be noticed soon: the kernel would double the time between two
+/// attempts each time.
 fn retransmit_often(stream: &TcpStream) {
     for (option, value) in [(libc::TCP_THIN_LINEAR_TIMEOUTS, 1), (TCP_RTO_MAX_MS, 1000)] {
         let value: libc::c_int = value;

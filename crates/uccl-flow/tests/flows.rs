@@ -8,7 +8,8 @@ use common::{exchange, pair, pattern, post_recv, post_send, until};
 use uccl_flow::{Connecting, FlowError, Flows, Listener, MAX_OUTSTANDING, Settings, Slot};
 
 fn flows() -> Flows {
-    Flows::new(Settings { threads: 2, ..Settings::default() }).expect("flows over loopback")
+    Flows::new(Settings { threads: 2, spin: Duration::from_micros(20), ..Settings::default() })
+        .expect("flows over loopback")
 }
 
 #[test]

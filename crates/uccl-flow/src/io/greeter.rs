@@ -80,19 +80,21 @@ impl Greeter {
         })
     }
 
-    pub(crate) fn run(mut self) {
+    /// Accepts streams until the flows end.
+    ///
+    /// # Errors
+    /// When the system does not let it wait.
+    pub(crate) fn run(mut self) -> io::Result<()> {
         let mut ready = Vec::new();
         while !self.shared.is_stopped.load(Ordering::Acquire) {
             let timeout = self.timeout();
-            if let Err(error) = self.poller.wait(timeout, &mut ready) {
-                tracing::error!("flows accept no more connections: epoll failed: {error}");
-                return;
-            }
+            self.poller.wait(timeout, &mut ready)?;
             for token in ready.drain(..) {
                 self.on_event(token);
             }
             self.on_time();
         }
+        Ok(())
     }
 
     fn timeout(&self) -> Option<Duration> {

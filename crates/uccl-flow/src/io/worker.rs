@@ -66,15 +66,16 @@ impl Worker {
         })
     }
 
-    pub(crate) fn run(mut self) {
+    /// Carries streams until the flows end.
+    ///
+    /// # Errors
+    /// When the system does not let it wait.
+    pub(crate) fn run(mut self) -> io::Result<()> {
         let mut ready = Vec::new();
         let mut has_work = false;
         while !self.shared.is_stopped.load(Ordering::Acquire) {
             let timeout = self.timeout(has_work);
-            if let Err(error) = self.poller.wait(timeout, &mut ready) {
-                tracing::error!("a thread for streams ends: epoll failed: {error}");
-                return;
-            }
+            self.wait(timeout, &mut ready)?;
             self.port.take().into_iter().for_each(|mail| self.on_mail(mail));
             ready.append(&mut self.unfinished);
             for token in ready.drain(..) {
@@ -84,6 +85,20 @@ impl Worker {
             has_work = self.on_time();
             self.write();
         }
+        Ok(())
+    }
+
+    /// Looks for events for a moment, and sleeps if there are none.
+    fn wait(&self, timeout: Option<Duration>, ready: &mut Vec<u64>) -> io::Result<()> {
+        let begun = Instant::now();
+        while timeout != Some(Duration::ZERO) && begun.elapsed() < self.shared.settings.spin {
+            self.poller.wait(Some(Duration::ZERO), ready)?;
+            if !ready.is_empty() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.poller.wait(timeout, ready)
     }
 
     fn timeout(&self, has_work: bool) -> Option<Duration> {
