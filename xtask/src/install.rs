@@ -43,8 +43,8 @@ const FILES: &[(&str, &str)] = &[
 /// Build the library for C and C++, the plugins of NIXL and NCCL and the uccl command, and install
 /// them
 ///
-/// Makes lib/libuccl_p2p.so, lib/libnccl-net-uccl.so, include/uccl.h, include/uccl_engine.h, bin/uccl, and the files for
-/// pkg-config and CMake. The folder can be moved afterwards.
+/// Makes lib/libuccl_p2p.so, lib/libnccl-net-uccl.so, include/uccl.h, include/uccl_engine.h,
+/// bin/uccl, and the files for pkg-config and CMake. The folder can be moved afterwards.
 #[derive(Args)]
 pub(crate) struct InstallArgs {
     /// The folder to install into

@@ -18,7 +18,8 @@ fn passes(arguments: &[&str]) {
         .args(["--json", "--silence-s", "40"])
         .args(arguments)
         .env("NCCL_SOCKET_IFNAME", "lo")
-        // A link that was cut for a moment comes back within this, and a lost peer is seen after it.
+        // A link that was cut for a moment comes back within this, and a lost peer is seen after
+        // it.
         .env("UCCL_NCCL_TIMEOUT_SECS", "8")
         .env("UCCL_NCCL_TUNER", "1")
         .env_remove("UCCL_SOCKET_IFNAME")
@@ -95,5 +96,5 @@ fn the_library_exports_tables_alone_and_needs_the_c_library_alone() {
     assert!(names.len() >= 5, "{names:?}");
     let is_table =
         |name: &&str| name.starts_with("ncclNetPlugin_v") || name.starts_with("ncclTunerPlugin_v");
-    assert!(names.iter().all(|name| is_table(name)), "{names:?}");
+    assert!(names.iter().all(is_table), "{names:?}");
 }
