@@ -221,7 +221,7 @@ fn text_of(file: &mut File) -> Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Ends what is left of the ranks, and their readers.
+/// Ends the ranks that are left, and their readers.
 fn end(ranks: &mut [Process]) {
     for rank in ranks {
         if rank.outcome.is_none() && !rank.gone {

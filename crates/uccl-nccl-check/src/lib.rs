@@ -1,7 +1,8 @@
 //! Checks NCCL plugins without NCCL and without a GPU: `uccl nccl-check LIBRARY`.
 //!
-//! Each behaviour runs in processes of its own, its *ranks*, which load the library as NCCL does and
-//! call its tables as NCCL's proxy does. A plugin that crashes or hangs fails that behaviour alone.
+//! Each behaviour runs in processes of its own, its *ranks*, which load the library as NCCL does
+//! and call its tables as NCCL's proxy does. A plugin that crashes or hangs fails that behaviour
+//! alone.
 //!
 //! ```text
 //!   library.rs   dlopen, tables     net.rs     one way to call all versions   log.rs   the logger
@@ -19,6 +20,7 @@ mod message;
 mod net;
 mod rank;
 mod report;
+mod serve;
 
 use std::{env, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -93,7 +95,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
 
 /// Is a rank of the check that started this process.
 pub fn serve_parent() -> Result<()> {
-    rank::serve()
+    serve::serve()
 }
 
 fn check(args: &CheckArgs) -> Result<Report> {

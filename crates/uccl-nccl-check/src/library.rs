@@ -23,7 +23,7 @@ pub(crate) enum NetTable {
     V12(&'static NetV12),
 }
 
-/// Evaluates an expression with the table of whatever version.
+/// Evaluates an expression with the table of any version.
 macro_rules! with_table {
     ($table:expr, $name:ident => $value:expr) => {
         match $table {

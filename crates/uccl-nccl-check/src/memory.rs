@@ -64,7 +64,7 @@ impl Guarded {
         fill(self.slice(), seed);
     }
 
-    /// Gives the memory back: whoever touches it from now on crashes, or gets an error.
+    /// Gives the memory back: a touch from now on is a crash, or an error of the kernel.
     pub(crate) fn seal(&self) -> Result<()> {
         // SAFETY: no reference to the bytes is left; `slice` gives none that outlives a call.
         unsafe { mprotect(self.base.as_ptr().cast(), self.mapped_bytes, MprotectFlags::empty()) }

@@ -46,7 +46,8 @@ pub(crate) type Handle = [u8; HANDLE_BYTES];
 /// A pointer of the plugin's. Plugins let their objects go from thread to thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pointer(pub(crate) *mut c_void);
-// SAFETY: NCCL moves all objects of a plugin between threads; nothing here looks behind the pointer.
+// SAFETY: NCCL moves all objects of a plugin between threads; nothing here looks behind the
+// pointer.
 unsafe impl Send for Pointer {}
 
 /// The two kinds of communicators that carry data.
@@ -452,7 +453,7 @@ fn well(function: &str, result: NcclResult) -> Result<()> {
 
 type GetProperties<P> = unsafe extern "C" fn(c_int, *mut P) -> NcclResult;
 
-/// Asks for properties. What the plugin leaves alone is zero.
+/// Asks for properties. Fields that the plugin leaves alone are zero.
 fn ask<P>(device: i32, function: Option<GetProperties<P>>) -> Result<P> {
     let function = function.context("getProperties is null")?;
     // SAFETY: all bytes zero are a value of each of these structs: numbers and pointers.

@@ -2,17 +2,13 @@
 
 use std::{
     collections::VecDeque,
-    os::{fd::AsFd as _, unix::net::UnixStream},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use crate::{
-    behaviours,
     library::{Library, NetTable},
     memory::Guarded,
     message::{Fate, FromRank, Job, Lines, Outcome, ToRank},
@@ -30,25 +26,6 @@ pub(crate) struct Rank {
     pub(crate) library: Option<Library>,
 }
 
-/// Takes the job from standard input, which is a socket, and does it.
-pub(crate) fn serve() -> Result<()> {
-    let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let mut lines = Lines::new(stream)?;
-    let ToRank::Job(job) = lines.receive()? else { bail!("the first message is no job") };
-    raise_open_files();
-    let library = Some(Library::open(&job.library)?);
-    let mut rank = Rank { job, lines, early: VecDeque::new(), library };
-    let outcome = rank.run();
-    rank.lines.send(&FromRank::End(outcome))
-}
-
-/// A thousand communicators need more descriptors than the usual limit.
-fn raise_open_files() {
-    let limit = getrlimit(Resource::Nofile);
-    // The limit that is there serves most checks.
-    let _as_it_was = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-}
-
 /// Why a check does not apply.
 #[derive(Debug)]
 pub(crate) struct NotApplicable(pub(crate) String);
@@ -62,21 +39,16 @@ impl std::fmt::Display for NotApplicable {
 impl std::error::Error for NotApplicable {}
 
 impl Rank {
-    fn run(&mut self) -> Outcome {
-        match self.do_job() {
-            Ok(said) => Outcome::Passed(said),
-            Err(error) => match error.downcast_ref::<NotApplicable>() {
-                Some(reason) => Outcome::Skipped(reason.0.clone()),
-                None => Outcome::Failed(format!("{error:#}")),
-            },
-        }
+    /// A rank with its job, from the check at the other end.
+    pub(crate) fn new(mut lines: Lines) -> Result<Self> {
+        let ToRank::Job(job) = lines.receive()? else { bail!("the first message is no job") };
+        let library = Some(Library::open(&job.library)?);
+        Ok(Self { job, lines, early: VecDeque::new(), library })
     }
 
-    fn do_job(&mut self) -> Result<String> {
-        let name = self.job.behaviour.clone();
-        let found = behaviours::BEHAVIOURS.iter().find(|behaviour| behaviour.name == name);
-        let behaviour = found.context("a check that this program does not know")?;
-        (behaviour.run)(self)
+    /// Tells the outcome.
+    pub(crate) fn end(mut self, outcome: Outcome) -> Result<()> {
+        self.lines.send(&FromRank::End(outcome))
     }
 
     pub(crate) fn step(&mut self, step: impl Into<String>) -> Result<()> {

@@ -18,7 +18,8 @@ fn passes(arguments: &[&str]) {
         .args(["--json", "--silence-s", "40"])
         .args(arguments)
         .env("NCCL_SOCKET_IFNAME", "lo")
-        // A link that was cut for a moment comes back within this, and a lost peer is seen after it.
+        // A link that was cut for a moment comes back within this, and a lost peer is seen after
+        // it.
         .env("UCCL_NCCL_TIMEOUT_SECS", "8")
         .env("UCCL_NCCL_TUNER", "1")
         .env_remove("UCCL_SOCKET_IFNAME")

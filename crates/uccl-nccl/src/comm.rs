@@ -153,7 +153,7 @@ impl Request {
     }
 }
 
-/// What a registration gives NCCL: flows need none, and NCCL wants a pointer.
+/// The registration of all memory: flows need none, and NCCL wants a pointer.
 pub(crate) fn registration() -> *mut c_void {
     static MARK: u8 = 0;
     (&raw const MARK).cast_mut().cast()

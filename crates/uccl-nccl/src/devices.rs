@@ -1,4 +1,4 @@
-//! Devices, and what NCCL is told of them.
+//! Devices and their properties.
 
 use std::{
     collections::HashMap,

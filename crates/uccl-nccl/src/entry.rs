@@ -13,7 +13,8 @@ use uccl_nccl_abi::NcclResult;
 
 use crate::{fault::Fault, log};
 
-/// Does a call, and tells NCCL its result; the reason of a failure goes to NCCL's log. Panics end here.
+/// Does a call, and tells NCCL its result; the reason of a failure goes to NCCL's log. Panics end
+/// here.
 pub(crate) fn guarded(call: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => NcclResult::SUCCESS,
@@ -78,7 +79,7 @@ mod tests {
 
     #[test]
     fn null_pointers_are_refused() {
-        // SAFETY: null is what both take.
+        // SAFETY: both take null.
         unsafe {
             assert!(known::<u8>("test", std::ptr::null()).is_err());
             assert!(give("test", std::ptr::null_mut::<u8>(), 1).is_err());

@@ -1,5 +1,5 @@
-//! NCCL's network and tuner plugin over `uccl-flow`: NCCL loads `libnccl-net-uccl.so` and takes the newest
-//! table that it knows.
+//! NCCL's network and tuner plugin over `uccl-flow`: NCCL loads `libnccl-net-uccl.so` and takes the
+//! newest table that it knows.
 //!
 //! ```text
 //!   tables.rs    the tables                                  settings.rs   variables

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
-use uccl_flow::{Connecting, HANDLE_LEN, Handle, SendFlow};
+use uccl_flow::{Connecting, Flows, HANDLE_LEN, Handle, SendFlow};
 use uccl_nccl_abi::HANDLE_BYTES;
 
-use crate::{fault::Fault, process::Core};
+use crate::fault::Fault;
 
-/// Bytes of NCCL's handle behind the flow's own: the number of a connect, zero before the first call.
+/// Bytes of NCCL's handle behind the flow's own: the number of a connect, zero before the first
+/// call.
 const NUMBER: std::ops::Range<usize> = HANDLE_LEN..HANDLE_LEN + 8;
 const _: () = assert!(NUMBER.end <= HANDLE_BYTES);
 
@@ -40,7 +41,7 @@ impl Pending {
     /// Begins a connect, or goes on with it; a flow when it is done.
     pub(crate) fn connect(
         &self,
-        core: &Core,
+        flows: &Flows,
         device: usize,
         bytes: &mut [u8; HANDLE_BYTES],
     ) -> Result<Option<SendFlow>, Fault> {
@@ -49,7 +50,7 @@ impl Pending {
             Some(connect) => connect,
             None => Connect {
                 handle: own,
-                connecting: Connecting::begin(&core.flows, &decode(&own)?, device)?,
+                connecting: Connecting::begin(flows, &decode(&own)?, device)?,
             },
         };
         // Not under the lock: other communicators connect meanwhile.
@@ -103,7 +104,7 @@ fn decode(bytes: &[u8; HANDLE_LEN]) -> Result<Handle, Fault> {
 
 #[cfg(test)]
 mod tests {
-    use uccl_flow::{Flows, Listener, Settings};
+    use uccl_flow::{Listener, Settings};
 
     use super::*;
 

@@ -22,7 +22,7 @@ pub(crate) struct Core {
     pub(crate) pending: Pending,
 }
 
-/// What `init` of v11 gives NCCL.
+/// A context of `init` from v11 on.
 pub(crate) struct Context {
     pub(crate) core: Arc<Core>,
 }
@@ -45,7 +45,7 @@ pub(crate) fn begin() -> Result<Context, Fault> {
     Ok(Context { core })
 }
 
-/// Begins what has no end, as before v11.
+/// Begins the process's core without a context, as before v11.
 pub(crate) fn begin_endless() -> Result<(), Fault> {
     let mut process = PROCESS.lock();
     process.core()?;

@@ -17,7 +17,7 @@ pub(crate) struct Settings {
     pub(crate) family: Family,
     /// One device for each interface, instead of one over all.
     pub(crate) device_each: bool,
-    /// Mbit/s of a device, in place of what the kernel says.
+    /// Mbit/s of a device, in place of the kernel's figure.
     pub(crate) speed_mbps: Option<u32>,
     pub(crate) timeout: Duration,
     pub(crate) ports: RangeInclusive<u16>,

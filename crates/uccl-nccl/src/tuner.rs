@@ -2,7 +2,8 @@
 //!
 //! LL moves every byte twice and needs no second round: over TCP it is the faster one for short
 //! collectives. NCCL draws the line by the device's speed, which moves it up to 1.3 MiB. This tuner
-//! draws it where two ranks over TCP measured it, and leaves the algorithm and the channels to NCCL.
+//! draws it where two ranks over TCP measured it, and leaves the algorithm and the channels to
+//! NCCL.
 
 use std::{
     env,

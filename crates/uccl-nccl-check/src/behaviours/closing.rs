@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Time in which a late byte would come.
 const LATE: Duration = Duration::from_millis(20);
 
-/// A communicator, its memory and what is posted on it.
+/// A communicator with its memory.
 struct Use {
     comm: Comm,
     room: Registered,

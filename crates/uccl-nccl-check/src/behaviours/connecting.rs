@@ -208,7 +208,7 @@ impl End {
         for _ in 0..ROUNDS {
             let comm = match &self {
                 Self::Listen(listen) => started.accept(*listen)?,
-                // Each connect begins with what `listen` wrote.
+                // Each connect begins with the listener's own handle.
                 Self::Connect(handle) => started.connect(&mut handle.clone())?,
             };
             let memory = Registered::new(started, comm, 100)?;

@@ -17,7 +17,7 @@ use crate::{
 const BYTES: usize = 4 << 20;
 const PAUSE: Duration = Duration::from_millis(700);
 
-/// What the survivor is doing when its peer dies.
+/// The survivor's activity when its peer dies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Connect,
@@ -101,7 +101,7 @@ fn survive(rank: &mut Rank, started: &Started, victim: usize, phase: Phase) -> R
     started.net.close(comm)
 }
 
-/// The victim dies before it accepts: the connect fails, or what is sent over it.
+/// The victim dies before it accepts: the connect fails, or the first message.
 fn survive_connect(rank: &mut Rank, started: &Started, victim: usize) -> Result<()> {
     let mut handle = rank.hear_handle(victim)?;
     ensure!(rank.hear(victim)? == b"ready", "the victim is ready");

@@ -122,7 +122,7 @@ pub(super) fn leaks(rank: &mut Rank) -> Result<String> {
     let (threads, files, maps) = (threads()?, descriptors()?, mappings()?);
     ensure!(threads <= threads_then, "{threads} threads, and {threads_then} earlier");
     ensure!(files <= files_then, "{files} descriptors, and {files_then} earlier");
-    // The allocator may have mapped more; what every round adds is more than that.
+    // The allocator may have mapped more; a leak of each round is more than that.
     let limit = maps_then + (ROUNDS - WARM) / 2;
     ensure!(maps <= limit, "{maps} mappings, and {maps_then} earlier");
     Ok(format!("{ROUNDS} rounds: {threads} threads, {files} descriptors, {maps} mappings"))

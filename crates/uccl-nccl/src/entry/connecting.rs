@@ -79,7 +79,7 @@ pub(crate) unsafe extern "C" fn connect(
         // SAFETY: 128 bytes that are NCCL's copy of the handle; only this call uses them.
         let bytes = unsafe { handle.cast::<[u8; HANDLE_BYTES]>().as_mut() };
         let bytes = bytes.ok_or(Fault::Misuse("connect", "no handle"))?;
-        let flow = core.pending.connect(&core, number("connect", device)?, bytes)?;
+        let flow = core.pending.connect(&core.flows, number("connect", device)?, bytes)?;
         let Some(flow) = flow else { return Ok(()) };
         let made = Box::into_raw(Comm::of_send(flow, core));
         // SAFETY: as above.
@@ -126,7 +126,7 @@ pub(crate) unsafe extern "C" fn accept(
     })
 }
 
-/// Closes a communicator of data, with whatever is in flight.
+/// Closes a communicator of data, with all requests that are in flight.
 pub(crate) unsafe extern "C" fn close(comm: *mut c_void) -> NcclResult {
     guarded(|| {
         if !comm.is_null() {

@@ -24,8 +24,8 @@ pub(crate) unsafe extern "C" fn init(
 ) -> NcclResult {
     log::begin(logger);
     guarded(|| {
-        // SAFETY: NCCL's place for the context. It is null after a failure, since some versions call
-        // `finalize` all the same.
+        // SAFETY: NCCL's place for the context. It is null after a failure, since some versions
+        // call `finalize` all the same.
         unsafe { give("init", context, null_mut()) }?;
         let begun = Box::into_raw(Box::new(process::begin()?));
         // SAFETY: as above.

@@ -79,8 +79,8 @@ pub(crate) unsafe extern "C" fn isend_v8(
     }
 }
 
-/// Posts a receive. NCCL presets the request where it needs no completion: it gets one all the same,
-/// and the memory is used until that has ended.
+/// Posts a receive. NCCL presets the request where it needs no completion: it gets one all the
+/// same, and the memory is used until that has ended.
 ///
 /// # Safety
 ///
