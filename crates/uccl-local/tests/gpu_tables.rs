@@ -52,6 +52,14 @@ impl Posts {
         self.local.len()
     }
 
+    /// Has the same pieces in lists that nobody has posted. Returns those before.
+    fn renew(&mut self) -> (Spans, RemoteSpans) {
+        let (local, remote) = (self.local.iter().copied(), self.remote.iter().copied());
+        let (local, remote): (Spans, RemoteSpans) = (local.collect(), remote.collect());
+        let local = std::mem::replace(&mut self.local, local.share());
+        (local, std::mem::replace(&mut self.remote, remote.share()))
+    }
+
     /// Posts the list.
     fn begin(&self, kind: OpKind) -> (Arc<End>, Posted) {
         let end = Arc::new(End::default());
@@ -119,6 +127,20 @@ fn short_lists_and_lists_of_another_operation_use_no_table() {
     let before = posts.driver.fake.tables();
     assert_eq!(posts.post(OpKind::Read), Ok(()));
     assert_eq!(posts.driver.fake.tables(), before, "the table is that of the write");
+}
+
+#[test]
+fn a_gpu_keeps_a_few_tables_and_another_when_a_list_is_dropped() {
+    const MOST: usize = 16;
+    let mut posts = Posts::of(300);
+    let mut kept = Vec::new();
+    for at in 0..=MOST {
+        let used: u64 = (1..=3).map(|byte| posts.write(byte)).sum();
+        assert_eq!(used, u64::from(at < MOST), "list {at}");
+        kept.push(posts.renew());
+    }
+    kept.truncate(MOST - 1);
+    assert_eq!((1..=3).map(|byte| posts.write(byte)).sum::<u64>(), 1);
 }
 
 #[test]

@@ -19,7 +19,8 @@ pub struct PieceTable {
 
 impl Engine {
     /// Enqueues the upload of pieces that the kernel copies, as [`copy`](Self::copy) would; `None`
-    /// if an engine copies a part of them, or they are too few or too many.
+    /// if an engine copies a part of them, they are too few or too many, or there are too many
+    /// tables.
     ///
     /// # Errors
     /// The driver refuses, or has no memory.
@@ -33,7 +34,8 @@ impl Engine {
         let parts = pieces.chunks(launcher.most_table_pieces());
         // SAFETY: the stream is of this context.
         let tables = parts.map(|part| unsafe { launcher.upload(&self.stream, part) });
-        Ok(Some(PieceTable { tables: tables.collect::<Result<_, _>>()? }))
+        let tables = tables.collect::<Result<Option<_>, _>>()?;
+        Ok(tables.map(|tables| PieceTable { tables }))
     }
 
     /// Enqueues copies of a table's pieces, and the change of the word behind them. The mark shows

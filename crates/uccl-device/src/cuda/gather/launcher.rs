@@ -19,6 +19,7 @@ use super::{
         Piece, SMALL_PIECES, SMALL_WARPS, WIDE_PIECES, WIDE_WARPS, WordChange,
     },
     partition::{partition, warps_worth},
+    table::TablePlaces,
 };
 
 /// How a launch reports that it has ended.
@@ -106,6 +107,8 @@ pub struct Launcher {
     host: Arc<PinnedBuffer>,
     /// For each slot its counter, cursors and pieces.
     device: DeviceBuffer,
+    /// For tables that stay on the GPU.
+    places: Arc<TablePlaces>,
     /// The end of the fill that zeroes the counters; `None` once it has ended.
     filled: Option<Event>,
     slots: Vec<Slot>,
@@ -209,6 +212,7 @@ impl Launcher {
         let len = SlotOffsets::of(&config).len * config.slots;
         let host = Arc::new(PinnedBuffer::new(context, len)?);
         let device = DeviceBuffer::new(context, len)?;
+        let places = TablePlaces::new(context, SlotOffsets::of(&config).len)?;
         let stream = Stream::new(context, Priority::Normal)?;
         // SAFETY: nobody else has it yet, and launches wait for the stream.
         unsafe { stream.fill(device.address(), 0, len) }?;
@@ -227,6 +231,7 @@ impl Launcher {
             config,
             host,
             device,
+            places,
             filled,
             slots,
             next,
@@ -493,8 +498,8 @@ impl Launcher {
         unsafe { stream.launch(self.kernels.table, grid, p) }
     }
 
-    pub(super) fn context(&self) -> &'static Context {
-        self.context
+    pub(super) fn places(&self) -> &Arc<TablePlaces> {
+        &self.places
     }
 
     pub(super) fn config(&self) -> &LauncherConfig {
