@@ -9,7 +9,7 @@ mod list;
 
 use uccl_wire::frame::Desc;
 
-pub use self::list::{PieceList, firsts};
+pub use self::list::{Memo, PieceList, firsts};
 use crate::mem::{RemoteSpan, Span};
 
 /// The pieces of both sides of an operation.

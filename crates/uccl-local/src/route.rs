@@ -17,7 +17,7 @@ use super::{
     sharing::{CopyThreads, cost_of},
 };
 use crate::{
-    cuda_ipc::{GpuJobs, Pieces, PostRequest, batches, is_sliced},
+    cuda_ipc::{GpuJobs, Pieces, PostRequest, batches, batches_of, is_sliced},
     shm::Reach,
 };
 
@@ -183,7 +183,7 @@ impl LocalLane {
         let in_slices = is_sliced(op.len());
         let Operation { kind, local, memory, remote, done } = op;
         let pieces = Arc::new(Pieces { local, remote });
-        let batches = batches(&pieces.remote);
+        let batches = batches_of(&pieces.remote);
         let posting = |range: &Range<usize>, done| {
             let (pieces, range) = (&pieces, range.clone());
             PostRequest { kind, memory, pieces, range, in_slices, word, done }
@@ -212,7 +212,7 @@ impl LocalLane {
     ) -> Result<OpName, Operation> {
         let (way, apart) = self.ways(op.memory, op.remote.regions());
         let one = !apart && matches!(way, Way::Gpu | Way::GpuToHost);
-        if !one || self.bell.ended() || batches(&op.remote).len() != 1 {
+        if !one || self.bell.ended() || batches_of(&op.remote).len() != 1 {
             return Err(op);
         }
         let Operation { kind, local, memory, remote, done } = op;

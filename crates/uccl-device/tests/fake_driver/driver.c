@@ -15,9 +15,9 @@
  * What tests control: fake_pause(1) has copies and kernels (no fills) stay where they are until fake_pause(0), but for as many as
  * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_stall(1) has calls that enqueue copies
  * not return until fake_stall(0), and fake_stalled() counts them; fake_launched() counts the bytes that streams were told
- * to copy, fake_blocked() the calls that wait. Kernels are known by their names; fake_emulate() adds one, which a function
- * runs on a thread of its own. fake_record(1) notes the launches of such kernels until fake_record(0), as a graph does, and
- * fake_replay() launches them again with the same parameters.
+ * to copy, fake_tables() the copy kernels with tables in GPU memory, fake_blocked() the calls that wait. Kernels are known by
+ * their names; fake_emulate() adds one, which a function runs on a thread of its own. fake_record(1) notes the launches of
+ * such kernels until fake_record(0), as a graph does, and fake_replay() launches them again with the same parameters.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -58,7 +58,10 @@ struct work {
     struct piece one, *pieces;
     size_t count;
     uint64_t *flag, ticket, *changes, amount;
-    uint32_t adds;
+    uint32_t adds, warps;
+    /* Of pieces and cursors. Tables in GPU memory are read when the kernel runs, as earlier work may write them. */
+    address places[2];
+    int in_gpu;
     volatile uint32_t *word;
     uint32_t value;
     volatile uint64_t *wide_word;
@@ -109,7 +112,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pthread_mutex_t contexts[GPUS] = {[0 ... GPUS - 1] = PTHREAD_MUTEX_INITIALIZER};
 static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
-static uint64_t next_id = 1, launched;
+static uint64_t next_id = 1, launched, table_launches;
 static uint64_t next_order = 1;
 static int connections, next_number = 1, shuts, flushes;
 static int initialised, paused, passing, taken = -1, stall, stalled, blocked;
@@ -164,6 +167,15 @@ static int is_ready(struct work *w) {
     }
 }
 
+static void read_tables(struct work *w, const address *places);
+
+static uint64_t bytes_of(const struct work *w) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < w->count; i++)
+        bytes += w->pieces[i].len;
+    return bytes;
+}
+
 static void run(struct work *w) {
     switch (w->kind) {
     case COPY:
@@ -173,6 +185,10 @@ static void run(struct work *w) {
         memset((void *)w->one.to, (int)w->one.from, w->one.len);
         break;
     case KERNEL:
+        if (w->in_gpu) {
+            read_tables(w, w->places);
+            __atomic_fetch_add(&launched, bytes_of(w), __ATOMIC_RELAXED);
+        }
         for (size_t i = 0; i < w->count; i++)
             memmove((void *)w->pieces[i].to, (void *)w->pieces[i].from, w->pieces[i].len);
         if (w->changes && w->adds)
@@ -328,8 +344,8 @@ static code enqueue(handle h, struct work w) {
         taken--;
     if (w.kind == COPY)
         launched += w.one.len;
-    for (size_t i = 0; w.kind == KERNEL && i < w.count; i++)
-        launched += w.pieces[i].len;
+    if (w.kind == KERNEL)
+        launched += bytes_of(&w);
     kept->order = next_order++;
     if (s->first)
         s->last->next = kept;
@@ -391,6 +407,13 @@ int fake_stalled(void) {
     int calls = stalled;
     pthread_mutex_unlock(&lock);
     return calls;
+}
+
+uint64_t fake_tables(void) {
+    pthread_mutex_lock(&lock);
+    uint64_t count = table_launches;
+    pthread_mutex_unlock(&lock);
+    return count;
 }
 
 uint64_t fake_launched(void) {
@@ -711,6 +734,13 @@ struct cursor {
     uint32_t piece, zero;
 };
 
+static void read_tables(struct work *w, const address *places) {
+    const struct cursor *cursors = (const void *)places[1];
+    w->count = w->warps ? cursors[w->warps].piece : 0;
+    w->pieces = malloc(w->count * sizeof *w->pieces + 1);
+    memcpy(w->pieces, (const void *)places[0], w->count * sizeof *w->pieces);
+}
+
 /* How many blocks may begin together; 0: any number. */
 static unsigned most_together;
 void fake_limit_together(unsigned blocks) { most_together = blocks; }
@@ -770,18 +800,21 @@ code cuLaunchKernel(handle f, unsigned gx, unsigned gy, unsigned gz, unsigned bx
     const struct function *kernel = f;
     const struct head *head = parameters[0];
     const char *tables = (const char *)(head + 1);
-    const struct piece *pieces = (const void *)tables;
-    const struct cursor *cursors = (const void *)(tables + kernel->pieces * sizeof *pieces);
-    if (kernel->pieces == 0) {
-        const address *places = (const address *)tables;
-        pieces = (const struct piece *)places[0];
-        cursors = (const struct cursor *)places[1];
-    }
     struct work w = {.kind = KERNEL, .flag = (uint64_t *)head->flag, .ticket = head->ticket};
-    w.changes = (uint64_t *)head->word, w.amount = head->value, w.adds = head->adds;
-    w.count = head->warps ? cursors[head->warps].piece : 0;
-    w.pieces = malloc(w.count * sizeof *pieces + 1);
-    memcpy(w.pieces, pieces, w.count * sizeof *pieces);
+    w.changes = (uint64_t *)head->word, w.amount = head->value, w.adds = head->adds, w.warps = head->warps;
+    if (kernel->pieces == 0) {
+        memcpy(w.places, tables, sizeof w.places);
+        pthread_mutex_lock(&lock);
+        const struct memory *memory = memory_at(w.places[0]);
+        w.in_gpu = memory && memory->type == DEVICE_MEMORY;
+        table_launches += w.in_gpu;
+        pthread_mutex_unlock(&lock);
+    } else {
+        w.places[0] = (address)tables;
+        w.places[1] = (address)(tables + kernel->pieces * sizeof(struct piece));
+    }
+    if (!w.in_gpu)
+        read_tables(&w, w.places);
     return enqueue(h, w);
 }
 

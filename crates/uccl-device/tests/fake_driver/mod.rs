@@ -20,6 +20,7 @@ pub(crate) struct Fake {
     stalled: extern "C" fn() -> c_int,
     refuse: extern "C" fn(c_int),
     launched: extern "C" fn() -> u64,
+    tables: extern "C" fn() -> u64,
     blocked: extern "C" fn() -> c_int,
     emulate: extern "C" fn(EmulatedKernel),
     limit_together: extern "C" fn(u32),
@@ -79,6 +80,11 @@ impl Fake {
     /// Takes `count` more copies, and refuses those after them; `None`: takes all.
     pub(crate) fn refuse_after(self, count: Option<i32>) {
         (self.refuse)(count.unwrap_or(-1));
+    }
+
+    /// How many copy kernels were launched with tables in the GPU's memory.
+    pub(crate) fn tables(self) -> u64 {
+        (self.tables)()
     }
 
     /// How many bytes streams were asked to copy.
@@ -144,6 +150,10 @@ pub(crate) fn load() -> Fake {
                 refuse: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
                     library,
                     c"fake_refuse",
+                )),
+                tables: std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(find(
+                    library,
+                    c"fake_tables",
                 )),
                 launched: std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(find(
                     library,

@@ -13,20 +13,20 @@ const ENGINE_PIECE: u64 = 4 << 20;
 /// From this average size and this number of pieces on, the kernel and an engine share a push to
 /// another GPU; the engine gets this percentage of the pieces. Together they are 1 to 2 % faster
 /// than the kernel alone (measured as above; a pull is slower that way).
-const SHARED_PIECE: u64 = 512 << 10;
+pub(super) const SHARED_PIECE: u64 = 512 << 10;
 const SHARED_COUNT: usize = 16;
 const ENGINE_PERCENT: usize = 30;
 
 /// One GPU's copying, for one lane or half of one.
 #[derive(Debug)]
 pub struct Engine {
-    context: &'static Context,
+    pub(super) context: &'static Context,
     priority: Priority,
-    stream: Stream,
+    pub(super) stream: Stream,
     /// The copy engine's stream beside the kernel's, and the event with which `stream` waits for
     /// it.
     aside: Option<(Stream, Event)>,
-    launcher: LazyLauncher,
+    pub(super) launcher: LazyLauncher,
     spare: Vec<Event>,
     /// A buffer for lists of pieces, which callers reuse.
     pub pieces: Vec<Piece>,
@@ -44,6 +44,10 @@ enum MarkKind {
 }
 
 impl Mark {
+    pub(super) fn of_flag(flag: Flag) -> Self {
+        Self(MarkKind::Flag(flag))
+    }
+
     /// Whether the copies have ended.
     ///
     /// # Errors
@@ -88,10 +92,10 @@ impl Route {
 /// The launcher of the kernel, made at its first use. `Err` if the driver rejects the kernels: then
 /// engines copy.
 #[derive(Debug)]
-struct LazyLauncher(Option<Result<Launcher, GpuError>>);
+pub(super) struct LazyLauncher(Option<Result<Launcher, GpuError>>);
 
 impl LazyLauncher {
-    fn get(&mut self, context: &'static Context) -> Result<&mut Launcher, GpuError> {
+    pub(super) fn get(&mut self, context: &'static Context) -> Result<&mut Launcher, GpuError> {
         let make = || Launcher::new(context, LauncherConfig::of(context));
         self.0.get_or_insert_with(make).as_mut().map_err(|e| e.clone())
     }

@@ -5,6 +5,7 @@ mod copier;
 mod cuda;
 mod engine;
 mod glance;
+mod piece_table;
 mod pinned;
 mod put;
 mod share;
@@ -17,6 +18,7 @@ pub use self::{
     copier::{CopyBackend, CopyBy, CopyQueue},
     engine::{Engine, Mark, Route},
     glance::WordReader,
+    piece_table::PieceTable,
     pinned::{CHUNK, Chunk, Slab},
     put::put,
     share::GpuShare,

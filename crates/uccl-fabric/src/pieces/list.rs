@@ -1,12 +1,14 @@
 //! The pieces of one side of an operation, of its own or shared with other operations.
 
 use std::{
+    any::Any,
     fmt,
     ops::{Deref, DerefMut},
     slice,
     sync::Arc,
 };
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{Piece, Pieces as _};
@@ -28,6 +30,26 @@ struct SharedPieces<P> {
     /// Indices of remote pieces: of the first, and of each that is not in the region of the piece
     /// before it.
     firsts: Box<[u32]>,
+    memo: Memo,
+}
+
+/// State of the link that posts a shared list: it lives as long as the list.
+#[derive(Default)]
+pub struct Memo(Mutex<Option<Arc<dyn Any + Send + Sync>>>);
+
+impl Memo {
+    /// The state, if there is one of this type.
+    #[must_use]
+    pub fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.0.lock().clone()?.downcast().ok()
+    }
+
+    /// Replaces the state.
+    pub fn set<T: Any + Send + Sync>(&self, state: Arc<T>) {
+        let before = self.0.lock().replace(state);
+        // Its drop may call a driver.
+        drop(before);
+    }
 }
 
 impl<P> PieceList<P> {
@@ -48,6 +70,12 @@ impl<P> PieceList<P> {
     #[inline]
     pub fn as_slice(&self) -> &[P] {
         self.shared.as_ref().map_or(&self.own, |shared| &shared.pieces)
+    }
+
+    /// The state that all clones of a shared list have in common; `None` for a list of its own.
+    #[must_use]
+    pub fn memo(&self) -> Option<&Memo> {
+        self.shared.as_ref().map(|shared| &shared.memo)
     }
 }
 
@@ -91,7 +119,8 @@ impl<P: Piece> PieceList<P> {
             return self;
         }
         let bytes = self.len_bytes();
-        let shared = SharedPieces { pieces: self.own.into_boxed_slice(), bytes, firsts };
+        let (pieces, memo) = (self.own.into_boxed_slice(), Memo::default());
+        let shared = SharedPieces { pieces, bytes, firsts, memo };
         Self { own: SmallVec::new(), shared: Some(Arc::new(shared)) }
     }
 }
@@ -259,5 +288,21 @@ mod tests {
     fn clones_of_a_shared_list_copy_no_piece() {
         let shared = PieceList::from([Span { addr: 1, len: 10 }; 3]).share();
         assert!(std::ptr::eq(shared.as_slice(), shared.clone().as_slice()));
+    }
+
+    #[test]
+    fn clones_of_a_shared_list_have_one_memo() {
+        let own = PieceList::from([Span { addr: 1, len: 10 }; 3]);
+        assert!(own.memo().is_none());
+        let shared = own.share();
+        let memo = shared.memo().expect("it is shared");
+        assert!(memo.get::<u8>().is_none());
+        memo.set(Arc::new(7_u8));
+        let other = shared.clone();
+        assert_eq!(other.memo().and_then(Memo::get::<u8>).as_deref(), Some(&7));
+        assert!(memo.get::<u16>().is_none());
+        let mut changed = shared;
+        changed.push(Span { addr: 1, len: 1 });
+        assert!(changed.memo().is_none());
     }
 }

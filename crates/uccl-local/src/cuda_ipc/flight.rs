@@ -6,16 +6,19 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind,
-    cuda::{Context, Direction, Event, gather::Piece},
+    cuda::{Context, Direction, Event, GpuError, gather::Piece},
 };
 use uccl_fabric::{
     gpu::{Engine, Mark, Route},
-    lane::{OpError, OpKind, OpResult, access_of},
+    lane::{OpError, OpKind, OpResult, RemoteSpans, access_of},
     mem::{Access, RemoteSpan, Span},
     signal::Word,
 };
 
-use super::offered::Place;
+use super::{
+    offered::Place,
+    table::{KeptTable, TablePost},
+};
 use crate::shm::{Direct, OwnedHazard};
 
 /// The most distinct regions in one flight, beside that of a signal's word: each takes a hazard
@@ -43,6 +46,7 @@ struct MemoryHold {
     _places: SmallVec<[Place; 1]>,
     _word: SmallVec<[Place; 1]>,
     _hazards: Hazards,
+    _table: Option<Arc<KeptTable>>,
 }
 
 /// How to copy, and by which GPU.
@@ -61,6 +65,8 @@ pub(super) struct Way<'a> {
     pub(super) blocks: u32,
     /// The event that the copies wait for.
     pub(super) behind: Option<&'a Event>,
+    /// The post that uploads the table of its pieces behind the copies.
+    pub(super) uploads: Option<TablePost<'a>>,
 }
 
 impl Way<'_> {
@@ -85,7 +91,7 @@ impl Way<'_> {
         pieces.clear();
         let mut here = pairs.clone().map(|(here, _)| here);
         let there = pairs.map(|(_, there)| there);
-        let found = self.direct.gpu_places(access, there, self.context, |there| {
+        let found = self.direct.gpu_places(access, there, self.context, |there, _| {
             pieces.extend(here.next().map(|here| piece(access, here, there)));
         });
         let enqueued = found.and_then(|there| {
@@ -104,25 +110,90 @@ impl Way<'_> {
             }
             // SAFETY: the caller's promise for our side; the hazards and the places hold the
             // peer's.
-            let (mark, failed) = match unsafe { copying.copy(&pieces, route) } {
-                Ok(mark) => (mark, None),
-                Err(e) => (after_failure(&mut copying, &e)?, Some(OpError::from(e))),
-            };
+            let copied = unsafe { copying.copy(&pieces, route) };
+            let (mark, failed) = end_of(&mut copying, copied)?;
             let word_places = word_places.map_or_else(SmallVec::new, |found| found.places);
             Ok(((there.places, word_places), mark, failed))
         });
+        if let (Some(post), Ok((.., None))) = (self.uploads, &enqueued) {
+            self.upload(&post, &mut copying, &pieces);
+        }
         copying.pieces = pieces;
         drop(copying);
         let ((places, word), mark, failed) = enqueued?;
-        let hold = MemoryHold { _places: places, _word: word, _hazards: hazards };
+        let hold = MemoryHold { _places: places, _word: word, _hazards: hazards, _table: None };
         let engine = Arc::clone(engine);
         Ok(Flight(Some(EnqueuedCopies { mark, engine, failed, _hold: hold })))
     }
+
+    /// Uploads the table of pieces that were enqueued, for later posts.
+    fn upload(self, post: &TablePost<'_>, copying: &mut Engine, pieces: &[Piece]) {
+        let mut regions = SmallVec::new();
+        let firsts = post.remote.regions().copied();
+        let found = self.direct.gpu_places(access_of(self.kind), firsts, self.context, |at, of| {
+            regions.push((at, *of));
+        });
+        let by_kernel = found.is_ok() && self.memory != MemoryKind::Host;
+        let table = if by_kernel { copying.upload(pieces).ok().flatten() } else { None };
+        post.keep(table, regions);
+    }
+
+    /// Enqueues the copies of a table, and their signal, under hazards that were claimed for all
+    /// their regions. Returns the hazards if a region is not that of the table any more.
+    ///
+    /// # Errors
+    /// As for [`enqueue`](Self::enqueue).
+    ///
+    /// # Safety
+    /// As for [`enqueue`](Self::enqueue).
+    pub(super) unsafe fn enqueue_table(
+        self,
+        (kept, remote): (&Arc<KeptTable>, &RemoteSpans),
+        engine: &Arc<Mutex<Engine>>,
+        hazards: Hazards,
+    ) -> Result<Result<Flight, Hazards>, OpError> {
+        let (mut expected, mut is_same) = (kept.regions.iter(), true);
+        let firsts = remote.regions().copied();
+        let found =
+            self.direct.gpu_places(access_of(self.kind), firsts, self.context, |at, of| {
+                is_same &= expected.next() == Some(&(at, *of));
+            })?;
+        if !is_same || expected.next().is_some() {
+            return Ok(Err(hazards));
+        }
+        let word = self.word.map(|word| self.direct.gpu_word(&word, self.context));
+        let (word, word_places) = word.transpose()?.unzip();
+        let mut copying = engine.lock();
+        // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's,
+        // and the flight the table.
+        let copied = unsafe { copying.copy_table(&kept.table, word) };
+        let (mark, failed) = end_of(&mut copying, copied)?;
+        drop(copying);
+        let hold = MemoryHold {
+            _places: found.places,
+            _word: word_places.map_or_else(SmallVec::new, |found| found.places),
+            _hazards: hazards,
+            _table: Some(Arc::clone(kept)),
+        };
+        let engine = Arc::clone(engine);
+        Ok(Ok(Flight(Some(EnqueuedCopies { mark, engine, failed, _hold: hold }))))
+    }
+}
+
+/// The mark of enqueued copies, and the error that kept a part from being enqueued.
+fn end_of(
+    copying: &mut Engine,
+    copied: Result<Mark, GpuError>,
+) -> Result<(Mark, Option<OpError>), OpError> {
+    Ok(match copied {
+        Ok(mark) => (mark, None),
+        Err(e) => (after_failure(copying, &e)?, Some(OpError::from(e))),
+    })
 }
 
 /// A mark of the end of the copies that were enqueued before the GPU refused more. If that fails
 /// too, no copy runs any more when this returns.
-fn after_failure(copying: &mut Engine, e: &uccl_device::cuda::GpuError) -> Result<Mark, OpError> {
+fn after_failure(copying: &mut Engine, e: &GpuError) -> Result<Mark, OpError> {
     copying.fence().map_err(|_| {
         copying.settle();
         OpError::from(e.clone())

@@ -17,7 +17,7 @@ use uccl_device::{
 };
 use uccl_fabric::{
     gpu::Engine,
-    lane::{Completion, OpError, OpKind, OpName, OpResult, Operation, access_of},
+    lane::{Completion, OpError, OpKind, OpName, OpResult, Operation, RemoteSpans, access_of},
     mem::RemoteSpan,
     pieces::Pieces as _,
     signal::Word,
@@ -25,9 +25,10 @@ use uccl_fabric::{
 
 use super::{
     copy_end::CopyEnd,
-    flight::{Flight, MAX_SLOTS, Way, claim},
+    flight::{Flight, Hazards, MAX_SLOTS, Way, claim},
     ledger::Ledger,
     queue::{Pieces, Plan, Queue},
+    table::{TablePost, TableUse},
     turns::Turns,
 };
 use crate::shm::Direct;
@@ -134,23 +135,35 @@ impl GpuJobs {
     ) -> Result<OpName, OpError> {
         let PostRequest { kind, memory, pieces, ref range, in_slices, word, done } = *posting;
         let (local, remote) = (&pieces.local[range.clone()], &pieces.remote[range.clone()]);
-        let bytes = local.len_bytes();
+        let is_whole = range.len() == pieces.remote.len();
+        // A list knows its own length.
+        let bytes = if is_whole { pieces.local.len_bytes() } else { local.len_bytes() };
         // Counted before other threads can see anything of the operation.
         let opening = self.ledger.open(bytes);
         let context = context_of(direct, memory, remote)?;
         let gpu = self.gpu(context)?;
         let name = OpName(self.next.fetch_add(1, Relaxed));
         let passes_slices = gpu.turns.has_slices();
-        let way =
-            Way { direct, kind, memory, context, passes_slices, word, blocks: 0, behind: None };
+        let way = Way {
+            direct,
+            kind,
+            memory,
+            context,
+            passes_slices,
+            word,
+            blocks: 0,
+            behind: None,
+            uploads: None,
+        };
         let is_first = || self.ledger.queued() == 0 || self.late.is_empty();
         if !in_slices
             && is_first()
-            && let Some(hazards) = claim(direct, with_word(remote, word))
+            && let Some(hazards) = claim_all(direct, posting)
         {
-            let pairs = local.iter().copied().zip(remote.iter().copied());
+            let (local, remote, engine) = (&pieces.local, &pieces.remote, &gpu.short);
+            let post = is_whole.then_some(TablePost { kind, memory, local, remote, engine });
             // SAFETY: the caller's promise.
-            let flight = unsafe { way.enqueue(pairs, &gpu.short, hazards)? };
+            let flight = unsafe { enqueue_short(way, posting, post, (&gpu.short, hazards))? };
             let done = Arc::clone(done);
             self.flights.lock().push(ShortCopy { name, flight, bytes, done });
             opening.keep();
@@ -158,7 +171,7 @@ impl GpuJobs {
         }
         // This only checks that the GPU reaches the memory. It is looked up again, under hazards,
         // before it is accessed.
-        direct.gpu_places(access_of(kind), remote.iter().copied(), context, |_| ())?;
+        direct.gpu_places(access_of(kind), remote.iter().copied(), context, |_, _| ())?;
         word.map(|word| direct.gpu_word(&word, context)).transpose()?;
         let other = other_of(direct, context, remote);
         let (queue, turns, engine) = match in_slices {
@@ -219,6 +232,7 @@ impl GpuJobs {
             word: None,
             blocks: 0,
             behind,
+            uploads: None,
         };
         let pairs = local.iter().copied().zip(remote.iter().copied());
         // SAFETY: the caller's promise.
@@ -401,8 +415,69 @@ impl Drop for GpuJobs {
 }
 
 /// The peer's memory that is accessed, a signal's word included.
-fn with_word(remote: &[RemoteSpan], word: Option<Word>) -> impl Iterator<Item = RemoteSpan> {
-    remote.iter().copied().chain(word.map(|word| word.span))
+fn with_word<'a>(
+    remote: impl Iterator<Item = &'a RemoteSpan>,
+    word: Option<Word>,
+) -> impl Iterator<Item = RemoteSpan> {
+    remote.copied().chain(word.map(|word| word.span))
+}
+
+/// Claims hazard words for the regions of the posted pieces and of the signal's word.
+fn claim_all(direct: &Direct, posting: &PostRequest<'_>) -> Option<Hazards> {
+    let PostRequest { pieces, ref range, word, .. } = *posting;
+    match range.len() == pieces.remote.len() {
+        // A shared list has its regions at hand.
+        true => claim(direct, with_word(pieces.remote.regions(), word)),
+        false => claim(direct, with_word(pieces.remote[range.clone()].iter(), word)),
+    }
+}
+
+/// Enqueues the posted pieces at once, with the table of `post` if it has one.
+///
+/// # Safety
+/// As for [`Way::enqueue`].
+unsafe fn enqueue_short(
+    way: Way<'_>,
+    posting: &PostRequest<'_>,
+    post: Option<TablePost<'_>>,
+    (engine, mut hazards): (&Arc<Mutex<Engine>>, Hazards),
+) -> Result<Flight, OpError> {
+    let PostRequest { pieces, ref range, .. } = *posting;
+    let mut table = post.map_or(TableUse::None, |post| post.table_use());
+    if let TableUse::Copy(kept) = &table {
+        // SAFETY: the caller's promise.
+        match unsafe { way.enqueue_table((kept, &pieces.remote), engine, hazards)? } {
+            Ok(flight) => return Ok(flight),
+            Err(unused) => hazards = unused,
+        }
+        // A region has changed since.
+        table = TableUse::Upload;
+    }
+    let uploads = post.filter(|_| matches!(table, TableUse::Upload));
+    let (local, remote) = (&pieces.local[range.clone()], &pieces.remote[range.clone()]);
+    let pairs = local.iter().copied().zip(remote.iter().copied());
+    // SAFETY: the caller's promise.
+    let flight = unsafe { Way { uploads, ..way }.enqueue(pairs, engine, hazards)? };
+    if let (Some(post), TableUse::Note) = (post, table) {
+        post.note();
+    }
+    Ok(flight)
+}
+
+/// Cuts a list into parts that each lie in at most [`MAX_SLOTS`] regions.
+pub(crate) fn batches_of(list: &RemoteSpans) -> SmallVec<[Range<usize>; 1]> {
+    // A shared list has its regions at hand.
+    let mut slots: SmallVec<[u32; MAX_SLOTS]> = SmallVec::new();
+    let are_few = list.regions().all(|span| {
+        if !slots.contains(&span.slot) {
+            slots.push(span.slot);
+        }
+        slots.len() <= MAX_SLOTS
+    });
+    match are_few {
+        true => std::iter::once(0..list.len()).collect(),
+        false => batches(list),
+    }
 }
 
 /// Cuts pieces into parts that each lie in at most [`MAX_SLOTS`] regions.
@@ -465,10 +540,12 @@ mod tests {
         let mut rng = fastrand::Rng::with_seed(3);
         for _ in 0..200 {
             let (count, slots) = (rng.usize(1..400), rng.u32(1..100));
-            let remote: Vec<_> = (0..count)
+            let remote: RemoteSpans = (0..count)
                 .map(|_| RemoteSpan { addr: 0, len: 1, key: 0, slot: rng.u32(0..slots) })
                 .collect();
             let parts = batches(&remote);
+            assert_eq!(batches_of(&remote), parts);
+            assert_eq!(batches_of(&remote.clone().share()), parts);
             let mut at = 0;
             for part in &parts {
                 assert_eq!(part.start, at);

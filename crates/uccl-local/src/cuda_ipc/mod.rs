@@ -18,11 +18,12 @@ mod jobs;
 mod ledger;
 mod offered;
 mod queue;
+mod table;
 mod turns;
 
 pub(crate) use self::{
     bounce::Bouncers,
-    jobs::{PostRequest, batches},
+    jobs::{PostRequest, batches, batches_of},
     queue::{Pieces, is_sliced},
 };
 pub use self::{

@@ -282,8 +282,17 @@ impl Slice {
     pub(super) fn enqueue(self, blocks: u32) -> Option<SliceFlight> {
         let Self { of, cut, bytes, hazards, word } = self;
         let &Plan { kind, memory, ref direct, context, ref engine, .. } = &of.plan;
-        let way =
-            Way { direct, kind, memory, context, passes_slices: false, word, blocks, behind: None };
+        let way = Way {
+            direct,
+            kind,
+            memory,
+            context,
+            passes_slices: false,
+            word,
+            blocks,
+            behind: None,
+            uploads: None,
+        };
         // SAFETY: the local memory of an operation stays valid until the operation has ended, and
         // that waits for its slices.
         match unsafe { way.enqueue(cut.parts(of.plan.pieces()), engine, hazards) } {

@@ -53,14 +53,14 @@ impl Direct {
         self.table.find(remote).is_ok_and(|found| found.locked && found.backing.is_none())
     }
 
-    /// Calls `each` with the address at which a GPU of ours reaches each range. The addresses may
-    /// be used under hazards claimed before this call.
+    /// Calls `each` with the address at which a GPU of ours reaches each range, and its region. The
+    /// addresses may be used under hazards claimed before this call.
     pub(crate) fn gpu_places(
         &self,
         needed: impl Into<Rights> + Copy,
         remote: impl IntoIterator<Item = RemoteSpan>,
         context: &'static Context,
-        mut each: impl FnMut(u64),
+        mut each: impl FnMut(u64, &RegionSnapshot),
     ) -> Result<GpuPlaces, OpError> {
         self.admits().map_err(|_| OpError::LaneDown)?;
         let mut found = GpuPlaces::default();
@@ -83,7 +83,7 @@ impl Direct {
             };
             let offset = checked.admit(&span, needed);
             let offset = offset.map_err(|e| OpError::Remote(status_of(e)))?;
-            each(base + offset);
+            each(base + offset, &checked);
         }
         Ok(found)
     }
@@ -100,7 +100,8 @@ impl Direct {
             return Err(OpError::Remote(Status::Protocol));
         }
         let mut address = 0;
-        let found = self.gpu_places(Rights::SIGNAL, [*span], context, |there| address = there)?;
+        let found =
+            self.gpu_places(Rights::SIGNAL, [*span], context, |there, _| address = there)?;
         let (value, adds) = match *change {
             Change::Set(value) => (value, false),
             Change::Add(value) => (value, true),

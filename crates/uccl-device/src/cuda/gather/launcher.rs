@@ -19,6 +19,7 @@ use super::{
         Piece, SMALL_PIECES, SMALL_WARPS, WIDE_PIECES, WIDE_WARPS, WordChange,
     },
     partition::{partition, warps_worth},
+    table::TablePlaces,
 };
 
 /// How a launch reports that it has ended.
@@ -106,6 +107,8 @@ pub struct Launcher {
     host: Arc<PinnedBuffer>,
     /// For each slot its counter, cursors and pieces.
     device: DeviceBuffer,
+    /// For tables that stay on the GPU.
+    places: Arc<TablePlaces>,
     /// The end of the fill that zeroes the counters; `None` once it has ended.
     filled: Option<Event>,
     slots: Vec<Slot>,
@@ -113,6 +116,15 @@ pub struct Launcher {
     tickets: u64,
     small: Box<CopySmall>,
     wide: Box<CopyWide>,
+}
+
+/// Tables in a slot's host memory: the cursors, and the pieces behind them.
+pub(super) struct HostTables {
+    /// The warps that have work.
+    pub(super) warps: u32,
+    /// The address of the first cursor.
+    pub(super) cursors: u64,
+    pub(super) len_bytes: usize,
 }
 
 /// The copy kernels in a context.
@@ -200,6 +212,7 @@ impl Launcher {
         let len = SlotOffsets::of(&config).len * config.slots;
         let host = Arc::new(PinnedBuffer::new(context, len)?);
         let device = DeviceBuffer::new(context, len)?;
+        let places = TablePlaces::new(context, SlotOffsets::of(&config).len)?;
         let stream = Stream::new(context, Priority::Normal)?;
         // SAFETY: nobody else has it yet, and launches wait for the stream.
         unsafe { stream.fill(device.address(), 0, len) }?;
@@ -218,6 +231,7 @@ impl Launcher {
             config,
             host,
             device,
+            places,
             filled,
             slots,
             next,
@@ -261,17 +275,7 @@ impl Launcher {
         if count > most {
             return Err(GpuError::TooManyIovs { count, most });
         }
-        let needed = count.div_ceil(self.config.pieces).max(1);
-        if self.free_slots(needed)? < needed {
-            return Err(GpuError::Busy { slots: self.slots.len() });
-        }
-        if let Some(filled) = &self.filled {
-            if filled.is_done()? {
-                self.filled = None;
-            } else {
-                stream.wait(filled)?;
-            }
-        }
+        self.make_room(stream, count.div_ceil(self.config.pieces).max(1))?;
         let (mut rest, size) = (pieces, self.config.pieces);
         loop {
             let (these, others) = rest.split_at(rest.len().min(size));
@@ -355,20 +359,7 @@ impl Launcher {
         pieces: &[Piece],
         options: LaunchOptions,
     ) -> Result<Launch, GpuError> {
-        self.tickets += 1;
-        let (slot, ticket) = (self.next, self.tickets);
-        let offsets = SlotOffsets::of(&self.config);
-        let flagged = options.completion == Completion::Flag;
-        let flag = flagged.then(|| self.flag_at(slot, ticket));
-        let mut head = Head {
-            flag: flag.as_ref().map_or(0, Flag::address),
-            ticket,
-            counter: self.device_at(slot, offsets.flag),
-            ..Head::default()
-        };
-        if let Some(WordChange { address, value, adds }) = options.word {
-            head = Head { word: address, value, adds: u32::from(adds), ..head };
-        }
+        let (flag, head) = self.begin(options);
         let blocks = match options.blocks {
             0 => self.config.most_blocks,
             blocks => blocks.min(self.config.most_blocks),
@@ -390,15 +381,56 @@ impl Launcher {
                 }
             }
         }
-        let used = self.slots.get_mut(slot);
+        self.end(stream, flag)
+    }
+
+    /// Begins a launch in the next slot: its flag, if it reports by one, and its parameters.
+    pub(super) fn begin(&mut self, options: LaunchOptions) -> (Option<Flag>, Head) {
+        self.tickets += 1;
+        let (slot, ticket) = (self.next, self.tickets);
+        let offsets = SlotOffsets::of(&self.config);
+        let flagged = options.completion == Completion::Flag;
+        let flag = flagged.then(|| self.flag_at(slot, ticket));
+        let mut head = Head {
+            flag: flag.as_ref().map_or(0, Flag::address),
+            ticket,
+            counter: self.device_at(slot, offsets.flag),
+            ..Head::default()
+        };
+        if let Some(WordChange { address, value, adds }) = options.word {
+            head = Head { word: address, value, adds: u32::from(adds), ..head };
+        }
+        (flag, head)
+    }
+
+    /// Ends the begun launch, which is on the stream now. Without a flag an event reports its end.
+    pub(super) fn end(&mut self, stream: &Stream, flag: Option<Flag>) -> Result<Launch, GpuError> {
+        let (slot, ticket) = (self.next, self.tickets);
         self.next = (slot + 1) % self.config.slots;
-        if let Some(used) = used {
+        if let Some(used) = self.slots.get_mut(slot) {
+            let has_flag = flag.is_some();
             used.under_way = Some((ticket, flag));
-            if !flagged {
+            if !has_flag {
                 used.event.record(stream)?;
             }
         }
         Ok(Launch { slot, ticket })
+    }
+
+    /// Makes sure that the next `needed` slots are free, and that launches on this stream find
+    /// their counters zeroed.
+    pub(super) fn make_room(&mut self, stream: &Stream, needed: usize) -> Result<(), GpuError> {
+        if self.free_slots(needed)? < needed {
+            return Err(GpuError::Busy { slots: self.slots.len() });
+        }
+        if let Some(filled) = &self.filled {
+            if filled.is_done()? {
+                self.filled = None;
+            } else {
+                stream.wait(filled)?;
+            }
+        }
+        Ok(())
     }
 
     /// # Safety
@@ -411,32 +443,73 @@ impl Launcher {
         blocks: u32,
     ) -> Result<(), GpuError> {
         let (slot, offsets) = (self.next, SlotOffsets::of(&self.config));
-        let most_warps = blocks * BLOCK_WARPS;
-        let cursors = self.host_at(slot, offsets.cursors) as usize as *mut Cursor;
-        // SAFETY: this part of the slot, which is free, is that long; it is aligned, and any bytes
-        // are valid cursors.
-        let cursors = unsafe { std::slice::from_raw_parts_mut(cursors, most_warps as usize + 1) };
-        let warps = partition(pieces, most_warps, cursors);
-        let table = self.host_at(slot, offsets.pieces) as usize as *mut Piece;
-        // SAFETY: this part of the slot, which is free, has room for as many pieces as a launch
-        // takes.
-        unsafe { table.copy_from_nonoverlapping(pieces.as_ptr(), pieces.len()) };
+        // SAFETY: the caller's promise.
+        let tables = unsafe { self.write_tables(pieces, blocks) };
+        let HostTables { warps, cursors: from, len_bytes } = tables;
         let mut p = CopyTable {
             head: Head { warps, ..head },
             pieces: self.host_at(slot, offsets.pieces),
-            cursors: self.host_at(slot, offsets.cursors),
+            cursors: from,
         };
         if on_device {
-            let (to, from) = (self.device_at(slot, offsets.cursors), p.cursors);
-            let len = offsets.pieces - offsets.cursors + size_of_val(pieces);
+            let to = self.device_at(slot, offsets.cursors);
             // SAFETY: this slot's memory, which stays as it is until the kernel that follows has
             // ended.
-            unsafe { stream.copy(to, from, len, Direction::HostToDevice) }?;
+            unsafe { stream.copy(to, from, len_bytes, Direction::HostToDevice) }?;
             p.pieces = self.device_at(slot, offsets.pieces);
             p.cursors = to;
         }
         // SAFETY: the kernel takes this struct; the caller's promise.
         unsafe { stream.launch(self.kernels.table, grid(warps, blocks), &p) }
+    }
+
+    /// Writes the tables of a launch of `blocks` blocks to the next slot's host memory.
+    ///
+    /// # Safety
+    /// The next slot is free and takes the pieces.
+    pub(super) unsafe fn write_tables(&mut self, pieces: &[Piece], blocks: u32) -> HostTables {
+        let (slot, offsets) = (self.next, SlotOffsets::of(&self.config));
+        let most_warps = blocks * BLOCK_WARPS;
+        let cursors = self.host_at(slot, offsets.cursors);
+        let at = cursors as usize as *mut Cursor;
+        // SAFETY: this part of the slot, which is free, is that long; it is aligned, and any bytes
+        // are valid cursors.
+        let shares = unsafe { std::slice::from_raw_parts_mut(at, most_warps as usize + 1) };
+        let warps = partition(pieces, most_warps, shares);
+        let table = self.host_at(slot, offsets.pieces) as usize as *mut Piece;
+        // SAFETY: this part of the slot, which is free, has room for as many pieces as a launch
+        // takes.
+        unsafe { table.copy_from_nonoverlapping(pieces.as_ptr(), pieces.len()) };
+        let len_bytes = offsets.pieces - offsets.cursors + size_of_val(pieces);
+        HostTables { warps, cursors, len_bytes }
+    }
+
+    /// Launches the kernel of tables in memory with as many warps as these have.
+    ///
+    /// # Safety
+    /// As for [`Self::launch`].
+    pub(super) unsafe fn launch_tables(
+        &self,
+        stream: &Stream,
+        p: &CopyTable,
+    ) -> Result<(), GpuError> {
+        let grid = grid(p.head.warps, self.config.most_blocks);
+        // SAFETY: the kernel takes this struct; the caller's promise.
+        unsafe { stream.launch(self.kernels.table, grid, p) }
+    }
+
+    pub(super) fn places(&self) -> &Arc<TablePlaces> {
+        &self.places
+    }
+
+    pub(super) fn config(&self) -> &LauncherConfig {
+        &self.config
+    }
+
+    /// The bytes from the cursors of a slot to its pieces.
+    pub(super) fn pieces_offset(&self) -> usize {
+        let offsets = SlotOffsets::of(&self.config);
+        offsets.pieces - offsets.cursors
     }
 
     fn host_at(&self, slot: usize, place: usize) -> u64 {

@@ -9,8 +9,10 @@ mod launcher;
 mod model;
 mod params;
 mod partition;
+mod table;
 
 pub use flag::Flag;
 pub(crate) use launcher::load_kernels;
 pub use launcher::{Completion, Launch, LaunchOptions, Launcher, LauncherConfig, Tables};
 pub use params::{Piece, WordChange, kernel_header, layout_assertions};
+pub use table::DeviceTable;
