@@ -206,9 +206,10 @@ impl Bundle {
         let outbox = Arc::clone(outbox);
         state.sources.insert((flow, message), Source { payload, slot, outbox });
         state.scheduler.push(flow, message, total, tag, now_us);
+        let best = state.scheduler.best();
         drop(state);
         let chunks = total.div_ceil(self.chunk_len) as usize;
-        let first = self.next_bell.fetch_add(1, Ordering::Relaxed);
+        let first = best.unwrap_or_else(|| self.next_bell.fetch_add(1, Ordering::Relaxed));
         for at in 0..chunks.min(self.bells.len()) {
             self.bells[(first + at) % self.bells.len()].ring();
         }
@@ -226,7 +227,13 @@ impl Bundle {
             state.ping_us = now_us + self.limit.as_micros() as u64 / PINGS;
             return Some(Job::Ping);
         }
-        let part = state.scheduler.next(stream, now_us)?;
+        let Some(part) = state.scheduler.next(stream, now_us) else {
+            // The better stream's thread may sleep.
+            if let Some(other) = state.scheduler.stand_in(stream, now_us) {
+                self.bell_of(other).ring();
+            }
+            return None;
+        };
         state.streams[stream].current = Some((part.flow, part.message));
         state.streams[stream].bytes += part.len;
         Some(Job::Chunk(part))
@@ -341,6 +348,11 @@ impl Bundle {
 
     fn now_us(&self) -> u64 {
         self.begun.elapsed().as_micros() as u64
+    }
+
+    /// The bell of a stream's thread: threads have streams in turn.
+    fn bell_of(&self, stream: usize) -> &Bell {
+        &self.bells[stream % self.bells.len()]
     }
 
     fn wake_all(&self) {

@@ -7,8 +7,10 @@ pub(super) struct Measure {
     rate: u64,
     /// Smoothed time from giving a chunk to its acknowledgement.
     pub(super) round_us: u64,
-    /// Bytes acknowledged since `mark_us`.
+    /// Bytes acknowledged since the last sample, and the time with work under way.
     bytes: u64,
+    busy_us: u64,
+    /// Until when that time has been counted.
     mark_us: u64,
 }
 
@@ -16,9 +18,8 @@ pub(super) struct Measure {
 const SPAN_US: u64 = 1000;
 
 impl Measure {
-    /// The stream gets work after it had none.
+    /// The stream gets work after it had none. Idle time does not count.
     pub(super) fn on_busy(&mut self, now_us: u64) {
-        self.bytes = 0;
         self.mark_us = now_us;
     }
 
@@ -27,11 +28,12 @@ impl Measure {
         let round = now_us.saturating_sub(since_us).max(1);
         self.round_us = if self.round_us == 0 { round } else { (7 * self.round_us + round) / 8 };
         self.bytes += len;
-        let span = now_us.saturating_sub(self.mark_us);
-        if span >= SPAN_US {
-            let sample = (self.bytes * 1000 / span).max(1);
+        self.busy_us += now_us.saturating_sub(self.mark_us);
+        self.mark_us = now_us;
+        if self.busy_us >= SPAN_US {
+            let sample = (self.bytes * 1000 / self.busy_us).max(1);
             self.rate = if self.rate == 0 { sample } else { (3 * self.rate + sample) / 4 };
-            self.on_busy(now_us);
+            (self.bytes, self.busy_us) = (0, 0);
         }
     }
 

@@ -67,6 +67,10 @@ impl Queue {
         self.turns.retain(|other| *other != flow);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
     /// The next chunk; `None` if no flow has one that it may send.
     pub(super) fn cut(&mut self, chunk_len: u64, early_len: u64) -> Option<Cut> {
         for _ in 0..self.turns.len() {

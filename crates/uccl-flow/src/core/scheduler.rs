@@ -196,6 +196,21 @@ impl Scheduler {
         self.repeats
     }
 
+    /// The stream that would deliver a chunk first, of those with room.
+    pub(crate) fn best(&self) -> Option<usize> {
+        let len = self.params.chunk_len;
+        let streams = self.streams.iter().enumerate();
+        let with_room = streams.filter(|(_, stream)| stream.has_room(len, &self.params));
+        with_room.min_by_key(|(_, stream)| stream.finish_us(len).unwrap_or(0)).map(|(at, _)| at)
+    }
+
+    /// The stream that should take the next chunk in place of this one, which is passed over.
+    pub(crate) fn stand_in(&self, stream: usize, now_us: u64) -> Option<usize> {
+        let has_room = self.streams[stream].has_room(self.params.chunk_len, &self.params);
+        let is_passed_over = has_room && !self.queue.is_empty() && self.is_beaten(stream, now_us);
+        if is_passed_over { self.best().filter(|best| *best != stream) } else { None }
+    }
+
     /// Without receives that are posted nothing is under way, and nothing fails.
     fn fails_at_us(&self) -> Option<u64> {
         let is_under_way = self.streams.iter().any(|stream| !stream.flight.is_empty());

@@ -91,3 +91,25 @@ fn chunks_of_a_stream_that_stands_still_go_over_another_that_has_work() {
     scheduler.on_time(params.dead_us);
     assert_eq!(scheduler.next_action(), Some(Action::Replace { stream: 0 }));
 }
+
+#[test]
+fn a_stream_that_is_passed_over_names_its_stand_in() {
+    let params = params(2);
+    let mut scheduler = Scheduler::new(params);
+    scheduler.open(0, 0);
+    scheduler.open(1, 0);
+    scheduler.push(1, 0, 1000 * params.chunk_len, 0, 0);
+    scheduler.on_posted(1, 1);
+    assert!(scheduler.next(1, 0).is_some());
+    let mut count = 0;
+    for now_us in (0..20_000).step_by(500) {
+        assert!(scheduler.next(0, now_us).is_some());
+        count += 1;
+        assert!(scheduler.on_ack(0, count, now_us + 400));
+    }
+    assert!(scheduler.on_ack(1, 1, 20_000));
+    assert!(scheduler.next(1, 20_100).is_some(), "it is tried now and then");
+    assert_eq!(scheduler.next(1, 20_200), None);
+    assert_eq!((scheduler.stand_in(1, 20_200), scheduler.best()), (Some(0), Some(0)));
+    assert!(scheduler.next(0, 20_200).is_some());
+}
