@@ -4,7 +4,7 @@ from bench.lib.bars import OURS, Bar
 from bench.lib.cases import KIB, MIB, Case, human
 
 UCX = "ucx"
-SECTIONS = ("dram", "tcp", "post", "again", "blocks", "vram")
+SECTIONS = ("dram", "tcp", "post", "again", "blocks", "vram", "vram_again")
 OPS = ("write", "read")
 #: Host memory: (pieces, length of each). Pieces are never adjacent, so that no backend can merge
 #: them.
@@ -41,6 +41,7 @@ def plan(only: set[str]) -> list[Case]:
         "again": _again,
         "blocks": _blocks,
         "vram": _device,
+        "vram_again": _device_again,
     }
     return [case for name in SECTIONS if name in only for case in sections[name]()]
 
@@ -67,6 +68,11 @@ def _device() -> list[Case]:
     return [Case("gpu", op, size, iovs, "gpu") for op in OPS for iovs, size, _ in DEVICE]
 
 
+def _device_again() -> list[Case]:
+    iovs, _ = AGAIN[0]
+    return [Case("gpu", "repost", POST_SIZE, iovs, "gpu", unit="us")]
+
+
 def bars() -> list[Bar]:
     """Every bar, in the order it is printed."""
     dram = [_beside_ucx("dram", case, 1.0) for case in _plain("local")]
@@ -83,7 +89,11 @@ def bars() -> list[Bar]:
     blocks = [_beside_ucx("blocks", case, 1.0) for case in _blocks()]
     limits = {(iovs, size): times for iovs, size, times in DEVICE}
     vram = [_beside_ucx("vram", case, limits[case.iovs, case.size]) for case in _device()]
-    return [*dram, *tcp, *post, *again, *blocks, *vram]
+    vram_again = [
+        Bar("vram_again", _words(case), ((OURS, case),), at_most=AGAIN[0][1])
+        for case in _device_again()
+    ]
+    return [*dram, *tcp, *post, *again, *blocks, *vram, *vram_again]
 
 
 def _beside_ucx(section: str, case: Case, times: float) -> Bar:
