@@ -502,8 +502,8 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalR
 
 // Copies the `nth` record that came from a rank.
 template <typename Rows>
-__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const NormalReceiveState& s,
-                                            const Rows& rows, const Team& team, u32 from, u32 nth) {
+__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Rows& rows,
+                                            const Team& team, u32 from, u32 nth) {
   u64 area = s.wait.call.staged + from * p.area.len;
   Record record = {p, area + p.area.first + static_cast<u64>(nth) * p.area.stride};
   take(p, s, rows, team, record, {from, rows.first_of(p, s, from) + nth});
