@@ -92,8 +92,7 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const PlacedCall
 
 // The same for items that need no announcement.
 template <typename Take>
-__device__ __forceinline__ void share_out(const UcclEpGroup& g, const PlacedCall& call, const u32& count,
-                                          Take take) {
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const PlacedCall& call, const u32& count, Take take) {
   share_out(
       g, call, count, [](u32) {},
       [&](u32 i, auto look_ahead) {

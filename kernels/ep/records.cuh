@@ -33,8 +33,8 @@ constexpr u32 NO_RANK = UCCL_EP_MAX_RANKS;
 
 // Addresses of the records of a token that an earlier launch has routed, without that at
 // `left_out`.
-__device__ __forceinline__ void records_of(const UcclEpSend& p, const PlacedCall& call, u32 token,
-                                           Targets (&to)[2], u32 left_out = NO_RANK) {
+__device__ __forceinline__ void records_of(const UcclEpSend& p, const PlacedCall& call, u32 token, Targets (&to)[2],
+                                           u32 left_out = NO_RANK) {
   records_at(p, call, to,
              [&](u32 rank) { return rank == left_out ? -1 : slot_at(p.routes, p.group.ranks, token, rank).place(); });
 }

@@ -598,7 +598,7 @@ def counted_layout(rank: Rank) -> None:
 def zero_copy_rows(rank: Rank) -> None:
     """Rows that stay in the buffer equal the copied ones, in both interfaces and with the handle;
     so do their sums."""
-    from uccl.ep import Buffer, ElasticBuffer
+    from uccl.ep import ElasticBuffer
 
     exact = Exact(rank, buffer_of(rank))
     elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")

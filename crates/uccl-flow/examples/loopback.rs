@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_flow::{Buffer, Connecting, FlowError, Flows, Listener, RecvFlow, SendFlow, Settings};
+use uccl_flow::{Buffer, Connect, FlowError, Flows, Listener, RecvFlow, SendFlow, Settings};
 
 const OUTSTANDING: usize = 8;
 const LATENCY_ROUNDS: u32 = 20_000;
@@ -160,7 +160,7 @@ fn receive(flow: &RecvFlow, room: &mut [u8]) -> Result<(), FlowError> {
 
 fn pair(sender: &Flows, receiver: &Flows) -> Result<(SendFlow, RecvFlow), FlowError> {
     let listener = Listener::listen(receiver, 0)?;
-    let mut connecting = Connecting::begin(sender, listener.handle(), 0)?;
+    let mut connecting = Connect::begin(sender, listener.handle(), 0)?;
     let send = loop {
         if let Some(flow) = connecting.poll()? {
             break flow;

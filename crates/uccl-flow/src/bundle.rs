@@ -18,7 +18,7 @@ use crate::{
     bell::Bell,
     core::{Action, Params, Part, Scheduler},
     counters::PeerCounters,
-    error::{FlowError, Outstanding, Peer},
+    error::{Backlog, FlowError, Peer},
     settings::Settings,
     socket::Span,
 };
@@ -52,15 +52,15 @@ pub(crate) enum Job {
 /// The bytes that a stream sends next of its chunk.
 pub(crate) enum Lease {
     /// These, from the place that was asked for; [`Lease::end`] follows the system call.
-    Memory(Span, Reading),
+    Memory(Span, ReadGuard),
     /// Any, since the receiver has the chunk.
     Filler,
 }
 
 /// Keeps memory from its owner while a system call reads it.
-pub(crate) struct Reading(Arc<Outbox>);
+pub(crate) struct ReadGuard(Arc<Outbox>);
 
-impl Drop for Reading {
+impl Drop for ReadGuard {
     fn drop(&mut self) {
         self.0.reading.fetch_sub(1, Ordering::Release);
     }
@@ -251,7 +251,7 @@ impl Bundle {
         let end = (part.offset + part.len) as usize;
         let rest = Span { len: end, ..source.payload }.after((part.offset + sent) as usize);
         source.outbox.reading.fetch_add(1, Ordering::Acquire);
-        Some(Lease::Memory(rest, Reading(Arc::clone(&source.outbox))))
+        Some(Lease::Memory(rest, ReadGuard(Arc::clone(&source.outbox))))
     }
 
     /// The stream's socket has taken all of its chunk.
@@ -380,7 +380,7 @@ impl Bundle {
     }
 
     fn fail_silent(&self, state: &mut State) {
-        let outstanding = Outstanding {
+        let outstanding = Backlog {
             requests: state.sources.len(),
             bytes: state.sources.values().map(|source| source.payload.len as u64).sum(),
         };

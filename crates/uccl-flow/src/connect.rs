@@ -22,7 +22,7 @@ const STAGGER: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// A connection that is being made. Dropping it ends it.
-pub struct Connecting {
+pub struct Connect {
     flows: Flows,
     handle: Handle,
     peer: Peer,
@@ -37,7 +37,7 @@ pub struct Connecting {
     is_done: bool,
 }
 
-impl Connecting {
+impl Connect {
     /// Begins to connect to a listener, from a device by its number in the settings. Every address
     /// of the handle is tried, the listener's device's first, from this device's addresses first.
     ///

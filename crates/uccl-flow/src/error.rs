@@ -27,14 +27,14 @@ impl fmt::Display for Peer {
 
 /// The requests of a flow that have not ended.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Outstanding {
+pub struct Backlog {
     /// Sends or receives.
     pub requests: usize,
     /// Their bytes that have not been sent, or for which memory is posted and nothing came.
     pub bytes: u64,
 }
 
-impl fmt::Display for Outstanding {
+impl fmt::Display for Backlog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} requests, {} bytes", self.requests, self.bytes)
     }
@@ -99,7 +99,7 @@ pub enum FlowError {
         /// How long nothing has come from it.
         silent: Duration,
         /// The requests that have not ended.
-        outstanding: Outstanding,
+        outstanding: Backlog,
     },
     /// The peer closed the flow while something was outstanding.
     #[error("{peer} closed the flow; outstanding: {outstanding}")]
@@ -107,7 +107,7 @@ pub enum FlowError {
         /// The peer.
         peer: Peer,
         /// The requests that have not ended.
-        outstanding: Outstanding,
+        outstanding: Backlog,
     },
     /// A message is longer than the receive that it meets.
     #[error("{peer} sent {sent} bytes into a receive of {room} bytes (message {message})")]

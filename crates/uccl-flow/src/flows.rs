@@ -21,7 +21,7 @@ use crate::{
     io::{greeter::Greeter, worker::Worker},
     port::Port,
     settings::{Device, Settings},
-    shared::Shared,
+    shared::FlowsState,
     socket,
 };
 
@@ -34,7 +34,7 @@ pub struct Flows {
 
 /// Ends the threads when it is dropped. Threads do not hold it.
 struct Owner {
-    shared: Arc<Shared>,
+    shared: Arc<FlowsState>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -60,7 +60,7 @@ impl Flows {
         let workers = (0..settings.threads).map(|_| Port::new().map(Arc::new));
         let workers =
             workers.collect::<Result<Vec<_>, _>>().map_err(FlowError::system("eventfd"))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FlowsState {
             workers,
             bundles: Mutex::default(),
             sinks: RwLock::default(),
@@ -107,7 +107,7 @@ impl Flows {
         bundles.iter().map(|bundle| bundle.counters()).collect()
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<FlowsState> {
         &self.owner.shared
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sender's process                                                   receiver's process
-//!   Connecting::begin(flows, ..)     <--- Handle, by any way --------- Listener::listen(flows, ..)
+//!   Connect::begin(flows, ..)     <--- Handle, by any way --------- Listener::listen(flows, ..)
 //!   poll() -> SendFlow               ---- the flow's own stream -----> try_accept() -> RecvFlow
 //!   post(message) -> Slot                                              post([buffer]) -> Slot
 //!   test(slot) -> length                                               test(slot) -> length
@@ -40,9 +40,9 @@ mod slots;
 mod small_tests;
 mod socket;
 
-pub use connect::Connecting;
+pub use connect::Connect;
 pub use counters::PeerCounters;
-pub use error::{ErrorClass, FlowError, Outstanding, Peer, SystemError};
+pub use error::{Backlog, ErrorClass, FlowError, Peer, SystemError};
 pub use flows::Flows;
 pub use listener::Listener;
 pub use recv::{Buffer, RecvFlow};

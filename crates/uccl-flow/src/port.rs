@@ -11,7 +11,7 @@ pub(crate) enum Mail {
     /// Open a stream of a bundle.
     Open { bundle: Arc<Bundle>, index: usize },
     /// Take a stream of a peer's.
-    Incoming { stream: TcpStream, instance: u64 },
+    InboundStream { stream: TcpStream, instance: u64 },
     /// Tell a peer that receives are posted.
     Posted { instance: u64, flow: u64, posted: u64 },
 }

@@ -12,7 +12,7 @@ use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
 
 use crate::{
     bundle::{Bundle, Outbox},
-    error::{FlowError, Outstanding, Peer},
+    error::{Backlog, FlowError, Peer},
     flows::Flows,
     slots::{Order, Slot, Slots},
     socket::{self, Span},
@@ -187,7 +187,7 @@ impl SendFlow {
 
     fn fail(&self, state: &mut State, error: &io::Error) -> FlowError {
         let unsent = state.slots.values().filter(|message| !message.is_sent());
-        let outstanding = unsent.fold(Outstanding::default(), |sum, message| Outstanding {
+        let outstanding = unsent.fold(Backlog::default(), |sum, message| Backlog {
             requests: sum.requests + 1,
             bytes: sum.bytes + (HEAD_LEN + message.payload.len - message.sent) as u64,
         });

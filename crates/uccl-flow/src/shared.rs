@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// State that threads share.
-pub(crate) struct Shared {
+pub(crate) struct FlowsState {
     pub(crate) settings: Settings,
     /// Names this process among its peers.
     pub(crate) instance: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     pub(crate) sinks: RwLock<HashMap<u64, Arc<Sink>>>,
 }
 
-impl Shared {
+impl FlowsState {
     /// Ends all flows.
     pub(crate) fn fail(&self, failure: &FlowError) {
         tracing::error!("{failure}");

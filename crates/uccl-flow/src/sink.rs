@@ -11,7 +11,7 @@ use uccl_wire::flow::FlowHead;
 
 use crate::{
     core::{Inbox, Params, Verdict},
-    error::{FlowError, Outstanding, Peer},
+    error::{Backlog, FlowError, Peer},
     slots::{Slot, Slots},
     socket::Span,
 };
@@ -236,9 +236,9 @@ impl SinkState {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    pub(crate) fn outstanding(&self) -> Outstanding {
+    pub(crate) fn outstanding(&self) -> Backlog {
         let open = self.slots.values().filter(|receive| !receive.is_done);
-        open.fold(Outstanding::default(), |sum, receive| Outstanding {
+        open.fold(Backlog::default(), |sum, receive| Backlog {
             requests: sum.requests + 1,
             bytes: sum.bytes + (receive.memory.len - receive.received) as u64,
         })

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{
-    Buffer, Connecting, Flows, Listener, RecvFlow, SendFlow, Settings, Slot, socket::CALLS,
-};
+use crate::{Buffer, Connect, Flows, Listener, RecvFlow, SendFlow, Settings, Slot, socket::CALLS};
 
 fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
@@ -19,7 +17,7 @@ fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
 
 fn pair(flows: &Flows) -> (SendFlow, RecvFlow) {
     let listener = Listener::listen(flows, 0).expect("a listener");
-    let mut connecting = Connecting::begin(flows, listener.handle(), 0).expect("an attempt");
+    let mut connecting = Connect::begin(flows, listener.handle(), 0).expect("an attempt");
     let send = until(|| connecting.poll().expect("a connection"));
     (send, until(|| listener.try_accept().expect("a flow")))
 }

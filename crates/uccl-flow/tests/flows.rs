@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{exchange, pair, pattern, post_recv, post_send, until};
-use uccl_flow::{Connecting, FlowError, Flows, Listener, MAX_OUTSTANDING, Settings, Slot};
+use uccl_flow::{Connect, FlowError, Flows, Listener, MAX_OUTSTANDING, Settings, Slot};
 
 fn flows() -> Flows {
     Flows::new(Settings { threads: 2, spin: Duration::from_micros(20), ..Settings::default() })
@@ -132,12 +132,12 @@ fn a_connection_needs_no_accept_and_a_closed_listener_refuses() {
     let listener = Listener::listen(&two, 0).expect("a listener");
     let handle = listener.handle().clone();
     assert!(listener.try_accept().expect("no error").is_none());
-    let mut connecting = Connecting::begin(&one, &handle, 0).expect("an attempt");
+    let mut connecting = Connect::begin(&one, &handle, 0).expect("an attempt");
     until(|| connecting.poll().expect("a connection"));
     drop(listener);
     let short = Settings { limit: Duration::from_millis(300), ..Settings::default() };
     let short = Flows::new(short).expect("flows");
-    let mut connecting = Connecting::begin(&short, &handle, 0).expect("an attempt");
+    let mut connecting = Connect::begin(&short, &handle, 0).expect("an attempt");
     let error = until(|| connecting.poll().err());
     assert!(error.to_string().contains("listener is closed"), "{error}");
 }

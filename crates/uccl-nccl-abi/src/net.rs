@@ -143,7 +143,7 @@ pub type Close = unsafe extern "C" fn(*mut c_void) -> NcclResult;
 pub type GetDeviceMr =
     unsafe extern "C" fn(*mut c_void, *mut c_void, *mut *mut c_void) -> NcclResult;
 /// `irecvConsumed`: communicator, count, request.
-pub type IrecvConsumed = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> NcclResult;
+pub type IrecvConsumption = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> NcclResult;
 /// `makeVDevice`: the new device's number, its physical devices.
 pub type MakeVirtualDevice<V> = unsafe extern "C" fn(*mut c_int, *mut V) -> NcclResult;
 /// `finalize`: context.
@@ -188,7 +188,7 @@ table! {
         close_recv: Close,
         close_listen: Close,
         get_device_mr: GetDeviceMr,
-        irecv_consumed: IrecvConsumed,
+        irecv_consumed: IrecvConsumption,
     }
 }
 
@@ -212,7 +212,7 @@ table! {
         close_recv: Close,
         close_listen: Close,
         get_device_mr: GetDeviceMr,
-        irecv_consumed: IrecvConsumed,
+        irecv_consumed: IrecvConsumption,
         make_virtual_device: MakeVirtualDevice<VirtualDevice<4>>,
     }
 }
@@ -237,7 +237,7 @@ table! {
         close_recv: Close,
         close_listen: Close,
         get_device_mr: GetDeviceMr,
-        irecv_consumed: IrecvConsumed,
+        irecv_consumed: IrecvConsumption,
         make_virtual_device: MakeVirtualDevice<VirtualDevice<4>>,
     }
 }
@@ -262,7 +262,7 @@ table! {
         close_recv: Close,
         close_listen: Close,
         get_device_mr: GetDeviceMr,
-        irecv_consumed: IrecvConsumed,
+        irecv_consumed: IrecvConsumption,
         make_virtual_device: MakeVirtualDevice<V>,
         finalize: Finalize,
         set_net_attributes: SetNetAttributes,

@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, m
 const PAGE: usize = 4096;
 
 /// Memory that ends at a page nobody may touch.
-pub(crate) struct Guarded {
+pub(crate) struct GuardedMemory {
     base: NonNull<u8>,
     /// All pages, guards too.
     mapped_bytes: usize,
@@ -17,9 +17,9 @@ pub(crate) struct Guarded {
 }
 
 // SAFETY: it is plain memory that the value owns.
-unsafe impl Send for Guarded {}
+unsafe impl Send for GuardedMemory {}
 
-impl Guarded {
+impl GuardedMemory {
     /// `bytes` of zeros, the last of which lies right before the guard page.
     pub(crate) fn new(bytes: usize) -> Result<Self> {
         let inner = bytes.max(1).next_multiple_of(PAGE);
@@ -72,7 +72,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for GuardedMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.mapped_bytes) };

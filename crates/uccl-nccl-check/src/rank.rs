@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     library::{Library, NetTable},
-    memory::Guarded,
+    memory::GuardedMemory,
     message::{Fate, FromRank, Job, Lines, Outcome, ToRank},
     net::{Comm, Completion, Handle, Net, Part, Pointer, Properties, Side},
 };
@@ -116,16 +116,16 @@ impl Rank {
     }
 
     /// The network, initialised once.
-    pub(crate) fn start(&self) -> Result<Started> {
+    pub(crate) fn start(&self) -> Result<Network> {
         let net = Net::new(self.table()?);
         let context = net.init(0x5EED)?;
         ensure!(net.devices()? > 0, "there is no device");
         let properties = net.properties(0)?;
-        Ok(Started { net, context, properties })
+        Ok(Network { net, context, properties })
     }
 
     /// Checks the calls' times, and ends the network.
-    pub(crate) fn finish(&self, started: Started) -> Result<()> {
+    pub(crate) fn finish(&self, started: Network) -> Result<()> {
         started.net.finalize(started.context)?;
         self.check_times(&started.net)
     }
@@ -140,7 +140,7 @@ impl Rank {
     }
 
     /// Makes one connection, from one rank to another; called by these two.
-    pub(crate) fn one_way(&mut self, started: &Started, from: usize, to: usize) -> Result<Comm> {
+    pub(crate) fn one_way(&mut self, started: &Network, from: usize, to: usize) -> Result<Comm> {
         if self.job.rank == from {
             let mut handle = self.hear_handle(to)?;
             return started.connect(&mut handle);
@@ -159,16 +159,16 @@ impl Rank {
 
 /// An initialised network.
 #[derive(Clone)]
-pub(crate) struct Started {
+pub(crate) struct Network {
     pub(crate) net: Net,
     pub(crate) context: Pointer,
     pub(crate) properties: Properties,
 }
 
 // SAFETY: NCCL calls a plugin from several threads.
-unsafe impl Send for Started {}
+unsafe impl Send for Network {}
 
-impl Started {
+impl Network {
     pub(crate) fn connect(&self, handle: &mut Handle) -> Result<Comm> {
         until("connect", || self.net.connect(self.context, 0, handle))
     }
@@ -208,15 +208,15 @@ impl Started {
 }
 
 /// Registered memory of one communicator.
-pub(crate) struct Registered {
-    pub(crate) memory: Guarded,
+pub(crate) struct Registration {
+    pub(crate) memory: GuardedMemory,
     comm: Comm,
     registration: Pointer,
 }
 
-impl Registered {
-    pub(crate) fn new(started: &Started, comm: Comm, bytes: usize) -> Result<Self> {
-        let memory = Guarded::new(bytes)?;
+impl Registration {
+    pub(crate) fn new(started: &Network, comm: Comm, bytes: usize) -> Result<Self> {
+        let memory = GuardedMemory::new(bytes)?;
         let registration = started.net.register(comm, memory.at(), bytes)?;
         Ok(Self { memory, comm, registration })
     }
@@ -233,7 +233,7 @@ impl Registered {
         self.part(0, self.memory.len())
     }
 
-    pub(crate) fn end(&self, started: &Started) -> Result<()> {
+    pub(crate) fn end(&self, started: &Network) -> Result<()> {
         started.net.deregister(self.comm, self.registration)
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
-use uccl_flow::{Connecting, Flows, HANDLE_LEN, Handle, SendFlow};
+use uccl_flow::{Connect, Flows, HANDLE_LEN, Handle, SendFlow};
 use uccl_nccl_abi::HANDLE_BYTES;
 
 use crate::fault::Fault;
@@ -15,18 +15,18 @@ const _: () = assert!(NUMBER.end <= HANDLE_BYTES);
 
 /// The connects of a process, by number.
 #[derive(Default)]
-pub(crate) struct Pending(Mutex<Table>);
+pub(crate) struct PendingConnects(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     last: u64,
-    connects: HashMap<u64, Connect>,
+    connects: HashMap<u64, PendingConnect>,
 }
 
-struct Connect {
+struct PendingConnect {
     /// The listener's handle. A number alone could be another connect's.
     handle: [u8; HANDLE_LEN],
-    connecting: Connecting,
+    attempt: Connect,
 }
 
 /// The bytes of a listener's handle, for NCCL.
@@ -37,7 +37,7 @@ pub(crate) fn encode(handle: &Handle) -> Result<[u8; HANDLE_BYTES], Fault> {
     Ok(bytes)
 }
 
-impl Pending {
+impl PendingConnects {
     /// Begins a connect, or goes on with it; a flow when it is done.
     pub(crate) fn connect(
         &self,
@@ -48,13 +48,13 @@ impl Pending {
         let (own, number) = parts(bytes);
         let mut connect = match self.take(number, own) {
             Some(connect) => connect,
-            None => Connect {
+            None => PendingConnect {
                 handle: own,
-                connecting: Connecting::begin(flows, &decode(&own)?, device)?,
+                attempt: Connect::begin(flows, &decode(&own)?, device)?,
             },
         };
         // Not under the lock: other communicators connect meanwhile.
-        let polled = connect.connecting.poll();
+        let polled = connect.attempt.poll();
         let number = match &polled {
             Ok(None) => self.put(number, connect),
             Ok(Some(_)) | Err(_) => 0,
@@ -68,14 +68,14 @@ impl Pending {
         self.0.lock().connects.clear();
     }
 
-    fn take(&self, number: u64, handle: [u8; HANDLE_LEN]) -> Option<Connect> {
+    fn take(&self, number: u64, handle: [u8; HANDLE_LEN]) -> Option<PendingConnect> {
         let mut table = self.0.lock();
         let is_known = table.connects.get(&number).is_some_and(|known| known.handle == handle);
         if is_known { table.connects.remove(&number) } else { None }
     }
 
     /// Keeps a connect under its number, or a new one.
-    fn put(&self, number: u64, connect: Connect) -> u64 {
+    fn put(&self, number: u64, connect: PendingConnect) -> u64 {
         let mut table = self.0.lock();
         let number = match number {
             known if known > 0 && known <= table.last && !table.connects.contains_key(&known) => {
@@ -113,9 +113,9 @@ mod tests {
         let flows = Flows::new(Settings::default()).expect("flows");
         let listener = Listener::listen(&flows, 0).expect("a listener");
         let (own, _) = parts(&encode(listener.handle()).expect("bytes"));
-        let pending = Pending::default();
-        let connecting = Connecting::begin(&flows, listener.handle(), 0).expect("a connect");
-        let number = pending.put(0, Connect { handle: own, connecting });
+        let pending = PendingConnects::default();
+        let attempt = Connect::begin(&flows, listener.handle(), 0).expect("a connect");
+        let number = pending.put(0, PendingConnect { handle: own, attempt });
         assert!(pending.take(number, [7; HANDLE_LEN]).is_none(), "another handle's");
         assert!(pending.take(number + 1, own).is_none(), "a number that was not given");
         let kept = pending.take(number, own).expect("its own");

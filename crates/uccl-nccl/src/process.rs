@@ -10,7 +10,7 @@ use crate::{
     devices::{self, NetDevice},
     fault::Fault,
     log,
-    pending::Pending,
+    pending::PendingConnects,
     settings::Settings,
 };
 
@@ -19,7 +19,7 @@ pub(crate) struct Core {
     pub(crate) flows: Flows,
     pub(crate) devices: Vec<NetDevice>,
     /// Connects that NCCL has begun.
-    pub(crate) pending: Pending,
+    pub(crate) pending: PendingConnects,
 }
 
 /// A context of `init` from v11 on.
@@ -102,6 +102,6 @@ impl Core {
             let line = format!("device {name}: {addrs}, port {port}, {speed} Mbit/s");
             log::info(flags::INIT | flags::NET, &line);
         }
-        Ok(Self { flows, devices, pending: Pending::default() })
+        Ok(Self { flows, devices, pending: PendingConnects::default() })
     }
 }

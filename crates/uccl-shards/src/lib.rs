@@ -26,7 +26,7 @@ pub use exchange::{
     mark::{MAX_VERSION, Mark},
     party::Party,
     publisher::Publisher,
-    reader::{Fetched, Reader},
+    reader::{FetchOutcome, Reader},
     shard::{Shard, Span},
 };
 pub use plan::{Options, Peer, Piece, Plan, PlanError, Read, Step, TargetPlan};

@@ -135,8 +135,7 @@ __device__ __forceinline__ bool wait_for_weight_word(const UcclEpLowLatencyRetur
   u64 seen;
   sends_weights = (weight_ranks >> rank & 1) != 0;
   if (sends_weights) return true;
-  if (!wait_for_flags(p.group, w, true, rank, tagged_words_of(p.group, w.call, p.group.rank, rank), seen))
-    return false;
+  if (!wait_for_flags(p.group, w, true, rank, tagged_words_of(p.group, w.call, p.group.rank, rank), seen)) return false;
   sends_weights = value_of_tagged(seen) != 0;
   if (sends_weights) weight_ranks |= 1ull << rank;
   return true;

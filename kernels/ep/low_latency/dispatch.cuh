@@ -116,8 +116,8 @@ __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32
 
 // Sends each rank its counts as tagged words, where records have flags: the tokens of each of its
 // experts, and its records. One block.
-__device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const PlacedCall& call,
-                                                   const u32* per_expert, const u32* per_rank) {
+__device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const PlacedCall& call, const u32* per_expert,
+                                                   const u32* per_rank) {
   const UcclEpGroup& g = p.group;
   u32 local = p.routes.local_experts, words = local + 1;
 #pragma unroll 1

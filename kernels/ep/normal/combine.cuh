@@ -194,8 +194,8 @@ __device__ __forceinline__ bool has_each(const UcclEpNormalReturn& p) { return p
 
 // The copy of the `i`th slot: of a token, or of one of its choices.
 template <typename Rows, typename RowAt>
-__device__ __forceinline__ RowCopy nth_slot_copy(const UcclEpNormalReturn& p, const Rows& rows,
-                                                 const PlacedCall& call, u32 i, RowAt row_at) {
+__device__ __forceinline__ RowCopy nth_slot_copy(const UcclEpNormalReturn& p, const Rows& rows, const PlacedCall& call,
+                                                 u32 i, RowAt row_at) {
   u32 at = row_at(has_each(p) ? i / p.top_k : i);
   ReturnSlots back = return_slots_of(p, rows, call, at);
   if (back.first == 0 || !has_each(p)) return {0, back.to, back.rank};
@@ -233,8 +233,8 @@ struct ReturnedRow {
 };
 
 // The row that a rank has sent to the `nth` slot of a token.
-__device__ __forceinline__ ReturnedRow row_at(const UcclEpNormalSum& p, const PlacedCall& call, u32 token,
-                                              u32 rank, u32 nth) {
+__device__ __forceinline__ ReturnedRow row_at(const UcclEpNormalSum& p, const PlacedCall& call, u32 token, u32 rank,
+                                              u32 nth) {
   u64 slot = static_cast<u64>(nth) * p.slots + token;
   u64 row = place_of_rows_from(p.group, call, rank) + slot * p.slot_stride;
   return {row, row + p.weights_at};

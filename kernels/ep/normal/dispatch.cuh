@@ -8,7 +8,6 @@
 // A record's last word is the token's number, of TOKEN_BITS, and the receiver's index among the
 // token's ranks: the slot of the row that comes back.
 
-
 // The number of a token's ranks before `rank`.
 __device__ __forceinline__ u32 ranks_before(u64 mask, u32 rank) {
   u64 before = mask & ((1ull << rank) - 1);

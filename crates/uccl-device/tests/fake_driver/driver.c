@@ -792,8 +792,7 @@ code cuLaunchKernel(handle f, unsigned gx, unsigned gy, unsigned gz, unsigned bx
         if (recording && recorded_count < 64) {
             recorded[recorded_count].stream = h;
             recorded[recorded_count].work = w;
-            recorded[recorded_count++].work.parameter =
-                memcpy(malloc(emulated->len), parameters[0], emulated->len);
+            recorded[recorded_count++].work.parameter = memcpy(malloc(emulated->len), parameters[0], emulated->len);
         }
         return launch_emulated(h, w);
     }

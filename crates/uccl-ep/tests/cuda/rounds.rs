@@ -47,7 +47,7 @@ impl Rounds {
 }
 
 /// A dispatch's result and memory.
-struct Sent {
+struct RankDispatch {
     result: normal::DispatchResult,
     memory: normal::RecvMemory,
     layout: normal::WorkspaceLayout,
@@ -137,7 +137,8 @@ impl Rounds {
             let rank = self.join(ranks, me, &gpu);
             let (plan, cached) = (rank.plan(true), rank.plan(false));
             ranks.meet();
-            let Sent { result, memory, layout } = rank.send(&plan, rank.request(rank.routing()));
+            let RankDispatch { result, memory, layout } =
+                rank.send(&plan, rank.request(rank.routing()));
             gpu.stream.synchronize().expect("kernels end well");
             ranks.meet();
             gpu.write(memory.workspace + 4 * layout.starts as u64, &vec![0u32; 1 + self.ranks()]);
@@ -188,7 +189,7 @@ impl Rounds {
                 ranks.meet();
                 return;
             }
-            let Sent { result, memory, layout } = rank.send(&plan, request);
+            let RankDispatch { result, memory, layout } = rank.send(&plan, request);
             let sources = self.received(me);
             let rows: Vec<u16> = gpu.download(memory.rows, sources.len() * HIDDEN);
             rank.group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
@@ -332,7 +333,7 @@ impl Rank<'_> {
     }
 
     /// Sends tokens, and compares nothing.
-    fn send(&self, plan: &normal::Plan, request: normal::DispatchRequest<'_>) -> Sent {
+    fn send(&self, plan: &normal::Plan, request: normal::DispatchRequest<'_>) -> RankDispatch {
         let case = &self.case;
         let planned =
             plan.prepare(&self.group, request).unwrap_or_else(|e| panic!("{case:?}: {e}"));
@@ -351,7 +352,7 @@ impl Rank<'_> {
                 unsafe { rest.receive(plan, &memory, stream) }.expect("a receive")
             }
         };
-        Sent { result, memory, layout }
+        RankDispatch { result, memory, layout }
     }
 
     fn dispatch(
@@ -361,7 +362,7 @@ impl Rank<'_> {
     ) -> normal::Handle {
         let case = &self.case;
         let (fills_tables, bounded) = (plan.shape().fills_tables, case.is_bounded);
-        let Sent { result, memory, layout } = self.send(plan, request);
+        let RankDispatch { result, memory, layout } = self.send(plan, request);
         let sources = case.received(self.me);
         if !bounded && fills_tables {
             assert_eq!(result.per_expert, Some(vec![sources.len() as u32]), "{case:?}");

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 /// A message with bytes that no stream has got yet.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct QueuedMessage {
     number: u64,
     total: u64,
     tag: u32,
@@ -25,7 +25,7 @@ pub(super) struct Cut {
 
 #[derive(Default)]
 struct FlowQueue {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<QueuedMessage>,
     /// Bytes that were cut of messages from `posted` on, by message.
     early: VecDeque<(u64, u64)>,
     /// Receives that are known to be posted.
@@ -46,7 +46,7 @@ impl Queue {
         if queue.waiting.is_empty() {
             self.turns.push_back(flow);
         }
-        queue.waiting.push_back(Waiting { number, total, tag, cut: 0 });
+        queue.waiting.push_back(QueuedMessage { number, total, tag, cut: 0 });
     }
 
     pub(super) fn join(&mut self, flow: u64) {
@@ -102,7 +102,7 @@ impl FlowQueue {
                 None => self.early.push_back((first.number, len)),
             }
         }
-        let Waiting { number, total, tag, cut: offset } = *first;
+        let QueuedMessage { number, total, tag, cut: offset } = *first;
         first.cut += len;
         if first.cut == first.total {
             self.waiting.pop_front();

@@ -19,7 +19,7 @@ use super::Poller;
 use crate::{
     error::Peer,
     port::Mail,
-    shared::Shared,
+    shared::FlowsState,
     sink::Sink,
     socket::{self, Span},
 };
@@ -50,7 +50,7 @@ struct Stranger {
 }
 
 pub(crate) struct Greeter {
-    shared: Arc<Shared>,
+    shared: Arc<FlowsState>,
     listener: TcpListener,
     poller: Poller,
     strangers: HashMap<u64, Stranger>,
@@ -64,7 +64,7 @@ pub(crate) struct Greeter {
 }
 
 impl Greeter {
-    pub(crate) fn new(shared: Arc<Shared>, listener: TcpListener) -> io::Result<Self> {
+    pub(crate) fn new(shared: Arc<FlowsState>, listener: TcpListener) -> io::Result<Self> {
         let poller = Poller::new()?;
         poller.add(&shared.greeter, WAKER, EventFlags::IN)?;
         poller.add(&listener, LISTENER, EventFlags::IN)?;
@@ -262,7 +262,7 @@ impl Greeter {
         self.shared.hear(hello.instance);
         let workers = &self.shared.workers;
         let worker = &workers[(stranger.number % workers.len() as u64) as usize];
-        worker.send(Mail::Incoming { stream: stranger.stream, instance: hello.instance });
+        worker.send(Mail::InboundStream { stream: stranger.stream, instance: hello.instance });
     }
 
     /// A fresh socket has room for this answer.

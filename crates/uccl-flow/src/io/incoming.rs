@@ -5,7 +5,7 @@ use std::{net::TcpStream, sync::Arc};
 use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
 
 use crate::{
-    shared::Shared,
+    shared::FlowsState,
     sink::{Place, Sink},
     socket::{self, Span},
 };
@@ -16,13 +16,13 @@ const TURN_LEN: usize = 1 << 20;
 const MOST_NOTES: usize = 1 << 20;
 
 /// A stream of a peer's bundle, as its thread has it.
-pub(crate) struct Incoming {
-    shared: Arc<Shared>,
+pub(crate) struct InboundStream {
+    shared: Arc<FlowsState>,
     pub(crate) instance: u64,
     pub(crate) socket: TcpStream,
     head: [u8; HEAD_LEN],
     head_filled: usize,
-    chunk: Option<Arriving>,
+    chunk: Option<InboundChunk>,
     /// Chunks that have come, and those that the sender knows of.
     count: u64,
     told: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Incoming {
     dropped: Box<[u8]>,
 }
 
-struct Arriving {
+struct InboundChunk {
     head: FlowHead,
     sink: Option<Arc<Sink>>,
     got: usize,
@@ -40,8 +40,8 @@ struct Arriving {
     aside: Option<Vec<u8>>,
 }
 
-impl Incoming {
-    pub(crate) fn new(shared: Arc<Shared>, instance: u64, socket: TcpStream) -> Self {
+impl InboundStream {
+    pub(crate) fn new(shared: Arc<FlowsState>, instance: u64, socket: TcpStream) -> Self {
         let mut stream = Self {
             instance,
             socket,
@@ -178,7 +178,7 @@ impl Incoming {
         }
         let sink = self.shared.sinks.read().get(&head.flow).cloned();
         let sink = sink.filter(|sink| sink.peer.instance == self.instance);
-        self.chunk = Some(Arriving { head, sink, got: 0, aside: None });
+        self.chunk = Some(InboundChunk { head, sink, got: 0, aside: None });
         Ok(())
     }
 

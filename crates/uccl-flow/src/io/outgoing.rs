@@ -16,11 +16,11 @@ const MOST_CHUNKS: usize = 8;
 static FILLER: [u8; 16 << 10] = [0; 16 << 10];
 
 /// A stream of a bundle, as its thread has it.
-pub(crate) struct Outgoing {
+pub(crate) struct OutboundStream {
     pub(crate) bundle: Arc<Bundle>,
     pub(crate) index: usize,
     pub(crate) socket: TcpStream,
-    chunk: Option<Sending>,
+    chunk: Option<OutboundChunk>,
     notes: [u8; 32 * HEAD_LEN],
     filled: usize,
     /// The socket has taken no more; an event follows.
@@ -29,7 +29,7 @@ pub(crate) struct Outgoing {
     was_full: bool,
 }
 
-struct Sending {
+struct OutboundChunk {
     /// The chunk; none behind a ping.
     part: Option<Part>,
     head: [u8; HEAD_LEN],
@@ -37,7 +37,7 @@ struct Sending {
     sent: usize,
 }
 
-impl Outgoing {
+impl OutboundStream {
     pub(crate) fn new(bundle: Arc<Bundle>, index: usize, socket: TcpStream) -> Self {
         bundle.on_open(index);
         let notes = [0; 32 * HEAD_LEN];
@@ -71,7 +71,7 @@ impl Outgoing {
                     Job::Chunk(part) => (head(&part), Some(part)),
                     Job::Ping => (FlowHead::note(HeadKind::Ping, 0, 0).encode(), None),
                 };
-                self.chunk = Some(Sending { head, part, sent: 0 });
+                self.chunk = Some(OutboundChunk { head, part, sent: 0 });
             }
             self.send()?;
         }

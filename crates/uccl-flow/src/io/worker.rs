@@ -11,12 +11,12 @@ use std::{
 use rustix::event::epoll::EventFlags;
 use uccl_wire::flow::{FlowHello, Purpose};
 
-use super::{Poller, incoming::Incoming, outgoing::Outgoing};
+use super::{Poller, incoming::InboundStream, outgoing::OutboundStream};
 use crate::{
     attempt::Attempt,
     bundle::Bundle,
     port::{Mail, Port},
-    shared::Shared,
+    shared::FlowsState,
     socket,
 };
 
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const WAKER: u64 = 0;
 
 /// A stream that is being opened.
-struct Opening {
+struct StreamAttempt {
     bundle: Arc<Bundle>,
     index: usize,
     attempt: Option<Attempt>,
@@ -38,19 +38,19 @@ struct Opening {
 }
 
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<FlowsState>,
     port: Arc<Port>,
     poller: Poller,
-    outgoing: HashMap<u64, Outgoing>,
-    incoming: HashMap<u64, Incoming>,
-    openings: Vec<Opening>,
+    outgoing: HashMap<u64, OutboundStream>,
+    incoming: HashMap<u64, InboundStream>,
+    openings: Vec<StreamAttempt>,
     next: u64,
     /// Streams that did not get through in their turn.
     unfinished: Vec<u64>,
 }
 
 impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>, at: usize) -> io::Result<Self> {
+    pub(crate) fn new(shared: Arc<FlowsState>, at: usize) -> io::Result<Self> {
         let port = Arc::clone(&shared.workers[at]);
         let poller = Poller::new()?;
         poller.add(port.bell(), WAKER, EventFlags::IN)?;
@@ -113,21 +113,21 @@ impl Worker {
 
     fn on_mail(&mut self, mail: Mail) {
         match mail {
-            Mail::Open { bundle, index } => self.openings.push(Opening {
+            Mail::Open { bundle, index } => self.openings.push(StreamAttempt {
                 route: index % bundle.target.routes.len().max(1),
                 bundle,
                 index,
                 attempt: None,
                 again: Instant::now(),
             }),
-            Mail::Incoming { stream, instance } => {
+            Mail::InboundStream { stream, instance } => {
                 let token = self.token();
                 let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
                 if let Err(error) = self.poller.add(&stream, token, flags) {
                     tracing::warn!("a stream of a peer cannot be waited for: {error}");
                     return;
                 }
-                let stream = Incoming::new(Arc::clone(&self.shared), instance, stream);
+                let stream = InboundStream::new(Arc::clone(&self.shared), instance, stream);
                 self.incoming.insert(token, stream);
                 self.unfinished.push(token);
             }
@@ -188,7 +188,8 @@ impl Worker {
 
     /// The stream has ended, and is opened again by another route.
     fn lose(&mut self, token: u64, cause: &str) {
-        let Some(Outgoing { bundle, index, socket, .. }) = self.outgoing.remove(&token) else {
+        let Some(OutboundStream { bundle, index, socket, .. }) = self.outgoing.remove(&token)
+        else {
             return;
         };
         socket::reset(&socket);
@@ -196,7 +197,7 @@ impl Worker {
         bundle.on_lost(index, cause);
         let route = (index + token as usize) % bundle.target.routes.len().max(1);
         let again = Instant::now();
-        self.openings.push(Opening { bundle, index, attempt: None, route, again });
+        self.openings.push(StreamAttempt { bundle, index, attempt: None, route, again });
     }
 
     fn open(&mut self) {
@@ -228,7 +229,7 @@ impl Worker {
             tracing::warn!("a stream to {} cannot be waited for: {error}", bundle.target.peer);
             return true;
         }
-        self.outgoing.insert(token, Outgoing::new(bundle, index, stream));
+        self.outgoing.insert(token, OutboundStream::new(bundle, index, stream));
         false
     }
 
@@ -245,9 +246,9 @@ impl Worker {
     }
 }
 
-impl Opening {
+impl StreamAttempt {
     /// Goes on; the stream, once it is open.
-    fn step(&mut self, shared: &Shared) -> io::Result<Option<TcpStream>> {
+    fn step(&mut self, shared: &FlowsState) -> io::Result<Option<TcpStream>> {
         if self.attempt.is_none() {
             if self.again > Instant::now() {
                 return Ok(None);

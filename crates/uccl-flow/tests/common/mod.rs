@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_flow::{Buffer, Connecting, Flows, Handle, Listener, RecvFlow, SendFlow, Slot};
+use uccl_flow::{Buffer, Connect, Flows, Handle, Listener, RecvFlow, SendFlow, Slot};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -41,7 +41,7 @@ pub(crate) fn pair_by(
     let listener = Listener::listen(receiver, 0).expect("a listener");
     let bytes = listener.handle().encode().expect("a handle");
     let handle = change(Handle::decode(&bytes).expect("a handle"));
-    let mut connecting = Connecting::begin(sender, &handle, 0).expect("an attempt");
+    let mut connecting = Connect::begin(sender, &handle, 0).expect("an attempt");
     let send = until(|| connecting.poll().expect("a connection"));
     let recv = until(|| listener.try_accept().expect("a flow"));
     (send, recv)
@@ -110,11 +110,11 @@ pub(crate) struct Line {
 /// Passes connections on. The first one is the flow's own, those behind it are for chunks.
 pub(crate) struct Relay {
     port: u16,
-    shared: Arc<RelayShared>,
+    shared: Arc<RelayState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct RelayShared {
+struct RelayState {
     target: SocketAddr,
     lines: Mutex<Vec<Arc<Line>>>,
     is_stopped: AtomicBool,
@@ -126,7 +126,7 @@ impl Relay {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         listener.set_nonblocking(true).expect("a socket");
         let port = listener.local_addr().expect("an address").port();
-        let shared = Arc::new(RelayShared {
+        let shared = Arc::new(RelayState {
             target: (Ipv4Addr::LOCALHOST, target).into(),
             lines: Mutex::default(),
             is_stopped: AtomicBool::new(false),
@@ -161,7 +161,7 @@ impl Drop for Relay {
     }
 }
 
-impl RelayShared {
+impl RelayState {
     fn run(&self, listener: &TcpListener) {
         std::thread::scope(|scope| {
             while !self.is_stopped.load(Ordering::Relaxed) {

@@ -11,7 +11,7 @@ use uccl_nccl_abi::MAX_REQUESTS;
 use crate::{
     message::Fate,
     net::{Comm, Completion, Side},
-    rank::{Rank, Registered, Started},
+    rank::{Network, Rank, Registration},
 };
 
 const ROUNDS: usize = 10;
@@ -24,7 +24,7 @@ const LATE: Duration = Duration::from_millis(20);
 /// A communicator with its memory.
 struct Use {
     comm: Comm,
-    room: Registered,
+    room: Registration,
 }
 
 pub(super) fn alive(rank: &mut Rank) -> Result<String> {
@@ -65,7 +65,7 @@ pub(super) fn dead(rank: &mut Rank) -> Result<String> {
         ensure!(rank.hear(0)? == b"next", "the victim is dead");
     }
     let comm = rank.one_way(&started, 0, 2)?;
-    let room = Registered::new(&started, comm, 1000)?;
+    let room = Registration::new(&started, comm, 1000)?;
     started.pass(comm, room.all())?;
     room.end(&started)?;
     let other = 2 - rank.job.rank;
@@ -95,11 +95,11 @@ pub(super) fn stopped(rank: &mut Rank) -> Result<String> {
 }
 
 /// Two connections, one each way, for each thread, with as much in flight as the plugin takes.
-fn open(rank: &mut Rank, started: &Started, threads: usize) -> Result<Vec<Use>> {
+fn open(rank: &mut Rank, started: &Network, threads: usize) -> Result<Vec<Use>> {
     let mut uses = Vec::new();
     for at in 0..threads * 2 {
         let comm = rank.one_way(started, at % 2, 1 - at % 2)?;
-        let room = Registered::new(started, comm, MAX_REQUESTS * BYTES)?;
+        let room = Registration::new(started, comm, MAX_REQUESTS * BYTES)?;
         uses.push(Use { comm, room });
     }
     for one in &uses {
@@ -113,7 +113,7 @@ fn open(rank: &mut Rank, started: &Started, threads: usize) -> Result<Vec<Use>> 
 }
 
 impl Use {
-    fn post(&self, started: &Started) -> Result<()> {
+    fn post(&self, started: &Network) -> Result<()> {
         let mut first = None;
         for at in 0..MAX_REQUESTS {
             let part = self.room.part(at * BYTES, BYTES);
@@ -135,7 +135,7 @@ impl Use {
     }
 
     /// As NCCL's abort: registrations first, then the communicator, then the memory.
-    fn close(self, started: &Started) -> Result<()> {
+    fn close(self, started: &Network) -> Result<()> {
         let start = Instant::now();
         self.room.end(started)?;
         started.net.close(self.comm)?;
@@ -148,7 +148,7 @@ impl Use {
 }
 
 /// Closes all, each pair by a thread of its own.
-fn close_all(started: &Started, uses: Vec<Use>) -> Result<()> {
+fn close_all(started: &Network, uses: Vec<Use>) -> Result<()> {
     thread::scope(|scope| {
         let mut running = Vec::new();
         let mut uses = uses.into_iter();

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     net::{Comm, Pointer},
-    rank::{Rank, Registered, Started, until},
+    rank::{Network, Rank, Registration, until},
 };
 
 /// How long one side is alone.
@@ -31,7 +31,7 @@ pub(super) fn connect(rank: &mut Rank) -> Result<String> {
 }
 
 /// The listener sleeps, while the connector goes on calling.
-fn connect_first(rank: &mut Rank, started: &Started) -> Result<()> {
+fn connect_first(rank: &mut Rank, started: &Network) -> Result<()> {
     let comm = if rank.is_first() {
         let mut handle = rank.hear_handle(1)?;
         let (end, mut made) = (Instant::now() + ALONE, None);
@@ -54,7 +54,7 @@ fn connect_first(rank: &mut Rank, started: &Started) -> Result<()> {
 }
 
 /// The listener calls accept before anybody knows its handle.
-fn accept_first(rank: &mut Rank, started: &Started) -> Result<()> {
+fn accept_first(rank: &mut Rank, started: &Network) -> Result<()> {
     let comm = if rank.is_first() {
         let mut handle = rank.hear_handle(1)?;
         started.connect(&mut handle)?
@@ -74,7 +74,7 @@ fn accept_first(rank: &mut Rank, started: &Started) -> Result<()> {
 }
 
 /// The handle is at another address than the one that `listen` wrote.
-fn copied_handle(rank: &mut Rank, started: &Started) -> Result<()> {
+fn copied_handle(rank: &mut Rank, started: &Network) -> Result<()> {
     let comm = if rank.is_first() {
         let handle = rank.hear_handle(1)?;
         let mut copy = Box::new(handle);
@@ -93,8 +93,8 @@ fn copied_handle(rank: &mut Rank, started: &Started) -> Result<()> {
 }
 
 /// Passes a message, and closes.
-fn try_out(rank: &mut Rank, started: &Started, comm: Comm) -> Result<()> {
-    let mut memory = Registered::new(started, comm, 1000)?;
+fn try_out(rank: &mut Rank, started: &Network, comm: Comm) -> Result<()> {
+    let mut memory = Registration::new(started, comm, 1000)?;
     if rank.is_first() {
         memory.memory.fill(7);
     }
@@ -126,7 +126,7 @@ pub(super) fn peers(rank: &mut Rank) -> Result<String> {
         comms
     };
     for (number, comm) in comms.iter().enumerate() {
-        let mut memory = Registered::new(&started, *comm, 8)?;
+        let mut memory = Registration::new(&started, *comm, 8)?;
         if rank.is_first() {
             memory.memory.slice().copy_from_slice(&(number as u64).to_ne_bytes());
         }
@@ -189,7 +189,7 @@ enum End {
     Connect(crate::net::Handle),
 }
 
-fn listens_or_handles(rank: &mut Rank, started: &Started, count: usize) -> Result<Vec<End>> {
+fn listens_or_handles(rank: &mut Rank, started: &Network, count: usize) -> Result<Vec<End>> {
     let mut ends = Vec::new();
     for _ in 0..count {
         if rank.is_first() {
@@ -204,14 +204,14 @@ fn listens_or_handles(rank: &mut Rank, started: &Started, count: usize) -> Resul
 }
 
 impl End {
-    fn use_it(self, started: &Started) -> Result<()> {
+    fn use_it(self, started: &Network) -> Result<()> {
         for _ in 0..ROUNDS {
             let comm = match &self {
                 Self::Listen(listen) => started.accept(*listen)?,
                 // Each connect begins with the listener's own handle.
                 Self::Connect(handle) => started.connect(&mut handle.clone())?,
             };
-            let memory = Registered::new(started, comm, 100)?;
+            let memory = Registration::new(started, comm, 100)?;
             started.pass(comm, memory.all())?;
             memory.end(started)?;
             started.net.close(comm)?;

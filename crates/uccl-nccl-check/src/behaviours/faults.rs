@@ -11,7 +11,7 @@ use crate::{
     log, memory,
     message::Fate,
     net::{Comm, Pointer, Side},
-    rank::{PATIENCE, Rank, Registered, Started},
+    rank::{Network, PATIENCE, Rank, Registration},
 };
 
 const BYTES: usize = 4 << 20;
@@ -48,7 +48,7 @@ pub(super) fn killed(rank: &mut Rank) -> Result<String> {
     }
     rank.step("a new connection")?;
     let comm = rank.one_way(&started, 0, 5)?;
-    let room = Registered::new(&started, comm, 1000)?;
+    let room = Registration::new(&started, comm, 1000)?;
     started.pass(comm, room.all())?;
     room.end(&started)?;
     let other = 5 - rank.job.rank;
@@ -59,7 +59,7 @@ pub(super) fn killed(rank: &mut Rank) -> Result<String> {
     Ok(said)
 }
 
-fn be_victim(rank: &mut Rank, started: &Started, phase: Phase) -> Result<()> {
+fn be_victim(rank: &mut Rank, started: &Network, phase: Phase) -> Result<()> {
     ensure!(rank.hear(0)? == b"begin", "the survivor begins");
     let me = rank.job.rank;
     match phase {
@@ -79,7 +79,7 @@ fn be_victim(rank: &mut Rank, started: &Started, phase: Phase) -> Result<()> {
     Ok(())
 }
 
-fn survive(rank: &mut Rank, started: &Started, victim: usize, phase: Phase) -> Result<()> {
+fn survive(rank: &mut Rank, started: &Network, victim: usize, phase: Phase) -> Result<()> {
     drop(log::warnings());
     rank.tell(victim, b"begin")?;
     if phase == Phase::Connect {
@@ -89,7 +89,7 @@ fn survive(rank: &mut Rank, started: &Started, victim: usize, phase: Phase) -> R
         Phase::Receive => rank.one_way(started, victim, 0)?,
         _ => rank.one_way(started, 0, victim)?,
     };
-    let room = Registered::new(started, comm, BYTES)?;
+    let room = Registration::new(started, comm, BYTES)?;
     ensure!(rank.hear(victim)? == b"ready", "the victim is ready");
     let before = match phase {
         Phase::Idle => None,
@@ -102,7 +102,7 @@ fn survive(rank: &mut Rank, started: &Started, victim: usize, phase: Phase) -> R
 }
 
 /// The victim dies before it accepts: the connect fails, or the first message.
-fn survive_connect(rank: &mut Rank, started: &Started, victim: usize) -> Result<()> {
+fn survive_connect(rank: &mut Rank, started: &Network, victim: usize) -> Result<()> {
     let mut handle = rank.hear_handle(victim)?;
     ensure!(rank.hear(victim)? == b"ready", "the victim is ready");
     let early = started.net.connect(started.context, 0, &mut handle)?;
@@ -118,7 +118,7 @@ fn survive_connect(rank: &mut Rank, started: &Started, victim: usize) -> Result<
         thread::yield_now();
     }
     let comm = made.context("a connect")?;
-    let room = Registered::new(started, comm, BYTES)?;
+    let room = Registration::new(started, comm, BYTES)?;
     error_of(rank, started, comm, &room, None)?;
     room.end(started)?;
     started.net.close(comm)
@@ -131,9 +131,9 @@ fn silence(rank: &Rank) -> Duration {
 /// Waits for the error that a request must end with, in time and with a warning.
 pub(super) fn error_of(
     rank: &Rank,
-    started: &Started,
+    started: &Network,
     comm: Comm,
-    room: &Registered,
+    room: &Registration,
     posted: Option<Pointer>,
 ) -> Result<()> {
     let end = Instant::now() + silence(rank);
@@ -172,7 +172,7 @@ fn warned() -> Result<()> {
 pub(super) fn paused(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
     let comm = rank.one_way(&started, 0, 1)?;
-    let mut room = Registered::new(&started, comm, BYTES)?;
+    let mut room = Registration::new(&started, comm, BYTES)?;
     if rank.is_first() {
         room.memory.fill(3);
         let request = started.send(comm, room.all())?;
@@ -201,7 +201,7 @@ pub(super) fn paused(rank: &mut Rank) -> Result<String> {
 pub(super) fn stopped(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
     let comm = rank.one_way(&started, 1, 0)?;
-    let room = Registered::new(&started, comm, BYTES)?;
+    let room = Registration::new(&started, comm, BYTES)?;
     if !rank.is_first() {
         rank.meet()?;
         ensure!(rank.hear(0)? == b"seen", "the peer has seen it");

@@ -5,7 +5,7 @@ use anyhow::{Result, bail, ensure};
 use crate::{
     log, memory,
     net::{Comm, Completion, Part},
-    rank::{NotApplicable, Rank, Registered, Started, until},
+    rank::{Network, NotApplicable, Rank, Registration, until},
 };
 
 const BYTES: usize = 70_000;
@@ -30,8 +30,8 @@ pub(super) fn grouped(rank: &mut Rank) -> Result<String> {
 }
 
 /// Receives a group; the sends come in another order, with other sizes.
-fn group(rank: &mut Rank, started: &Started, comm: Comm, count: usize) -> Result<()> {
-    let mut room = Registered::new(started, comm, count * BYTES)?;
+fn group(rank: &mut Rank, started: &Network, comm: Comm, count: usize) -> Result<()> {
+    let mut room = Registration::new(started, comm, count * BYTES)?;
     let tags: Vec<i32> = (0..count as i32).map(|at| 100 + at).collect();
     let bytes = |at: usize| if at.is_multiple_of(2) { BYTES - at } else { 10 + at };
     if rank.is_first() {
@@ -61,9 +61,9 @@ fn group(rank: &mut Rank, started: &Started, comm: Comm, count: usize) -> Result
 }
 
 /// A plugin that takes no groups says so.
-fn refused(rank: &mut Rank, started: &Started, comm: Comm) -> Result<String> {
+fn refused(rank: &mut Rank, started: &Network, comm: Comm) -> Result<String> {
     if !rank.is_first() {
-        let room = Registered::new(started, comm, 200)?;
+        let room = Registration::new(started, comm, 200)?;
         let parts = [room.part(0, 100), room.part(100, 100)];
         match started.net.irecv(comm, &parts, &[0, 1], Completion::Needed) {
             Err(_) => ensure!(log::last_warning().is_some(), "nothing was logged at WARN"),

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::{
     library::Library,
     net::Net,
-    rank::{NotApplicable, Rank, Registered},
+    rank::{NotApplicable, Rank, Registration},
 };
 
 /// How often the library is loaded.
@@ -104,7 +104,7 @@ pub(super) fn leaks(rank: &mut Rank) -> Result<String> {
         let started = rank.start()?;
         for connector in [0, 1] {
             let comm = rank.one_way(&started, connector, 1 - connector)?;
-            let memory = Registered::new(&started, comm, 100_000)?;
+            let memory = Registration::new(&started, comm, 100_000)?;
             started.pass(comm, memory.all())?;
             memory.end(&started)?;
             rank.meet()?;

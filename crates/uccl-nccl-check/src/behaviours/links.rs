@@ -13,7 +13,7 @@ use crate::{
     log, memory,
     message::Fate,
     net::{Comm, Completion, Pointer, Side},
-    rank::{Rank, Registered, Started},
+    rank::{Network, Rank, Registration},
 };
 
 const BYTES: usize = 1 << 20;
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) fn cut(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
     let comm = rank.one_way(&started, 0, 1)?;
-    let mut room = Registered::new(&started, comm, DEPTH * BYTES)?;
+    let mut room = Registration::new(&started, comm, DEPTH * BYTES)?;
     let (mut posted, mut open) = (0, VecDeque::<Pointer>::new());
     let (start, mut mended) = (Instant::now(), None);
     while posted < MESSAGES || !open.is_empty() {
@@ -72,9 +72,9 @@ pub(super) fn cut(rank: &mut Rank) -> Result<String> {
 }
 
 fn post(
-    started: &Started,
+    started: &Network,
     comm: Comm,
-    room: &mut Registered,
+    room: &mut Registration,
     number: usize,
 ) -> Result<Option<Pointer>> {
     let from = number % DEPTH * BYTES;
@@ -87,7 +87,7 @@ fn post(
     }
 }
 
-fn look(room: &mut Registered, comm: Comm, number: usize) -> Result<()> {
+fn look(room: &mut Registration, comm: Comm, number: usize) -> Result<()> {
     let from = number % DEPTH * BYTES;
     if comm.side == Side::Recv {
         let different = memory::difference(room.memory.part(from, BYTES), number as u64);
@@ -99,7 +99,7 @@ fn look(room: &mut Registered, comm: Comm, number: usize) -> Result<()> {
 pub(super) fn cut_for_long(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
     let comm = rank.one_way(&started, 0, 1)?;
-    let room = Registered::new(&started, comm, 8 * BYTES)?;
+    let room = Registration::new(&started, comm, 8 * BYTES)?;
     started.pass(comm, room.part(0, 1000))?;
     rank.meet()?;
     if rank.is_first() {

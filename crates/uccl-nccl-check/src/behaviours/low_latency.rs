@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::{
     memory,
     net::{Comm, Completion},
-    rank::{Rank, Registered, Started, until},
+    rank::{Network, Rank, Registration, until},
 };
 
 const LINES: usize = 4096;
@@ -20,7 +20,7 @@ const ROUNDS: u32 = 100;
 pub(super) fn preset(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
     let comm = rank.one_way(&started, 0, 1)?;
-    let mut room = Registered::new(&started, comm, BYTES)?;
+    let mut room = Registration::new(&started, comm, BYTES)?;
     for seed in 0..20 {
         if rank.is_first() {
             room.memory.fill(seed);
@@ -64,7 +64,7 @@ fn line(flag: u32, at: usize) -> u64 {
 pub(super) fn atomic(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
     let comm = rank.one_way(&started, 0, 1)?;
-    let room = Registered::new(&started, comm, BYTES)?;
+    let room = Registration::new(&started, comm, BYTES)?;
     // SAFETY: the room is aligned to 8 bytes, since its length is a multiple of them and it ends
     // with a page; it outlives the lines, and is read by atomic loads alone.
     let lines: &[AtomicU64] = unsafe { std::slice::from_raw_parts(room.all().at.cast(), LINES) };
@@ -90,7 +90,7 @@ fn write(lines: &[AtomicU64], flag: u32) {
     }
 }
 
-fn send_all(started: &Started, comm: Comm, room: &Registered, lines: &[AtomicU64]) -> Result<()> {
+fn send_all(started: &Network, comm: Comm, room: &Registration, lines: &[AtomicU64]) -> Result<()> {
     for flag in 1..=ROUNDS {
         write(lines, flag);
         started.pass(comm, room.all())?;
@@ -100,9 +100,9 @@ fn send_all(started: &Started, comm: Comm, room: &Registered, lines: &[AtomicU64
 
 /// Receives, while another thread looks at the lines.
 fn receive_all(
-    started: &Started,
+    started: &Network,
     comm: Comm,
-    room: &Registered,
+    room: &Registration,
     lines: &[AtomicU64],
 ) -> Result<u64> {
     let is_over = AtomicBool::new(false);
@@ -116,7 +116,7 @@ fn receive_all(
     })
 }
 
-fn receive(started: &Started, comm: Comm, room: &Registered, lines: &[AtomicU64]) -> Result<()> {
+fn receive(started: &Network, comm: Comm, room: &Registration, lines: &[AtomicU64]) -> Result<()> {
     for flag in 1..=ROUNDS {
         let parts = [room.all()];
         let request =

@@ -8,7 +8,7 @@ use uccl_nccl_abi::MAX_REQUESTS;
 use crate::{
     memory,
     net::{Comm, Part, Side},
-    rank::{Rank, Registered, Started, until},
+    rank::{Network, Rank, Registration, until},
 };
 
 const COMMS: usize = 1000;
@@ -25,7 +25,7 @@ pub(super) fn thousand(rank: &mut Rank) -> Result<String> {
     }
     rank.step("a message on each")?;
     for (number, comm) in comms.iter().enumerate() {
-        let mut room = Registered::new(&started, *comm, 100)?;
+        let mut room = Registration::new(&started, *comm, 100)?;
         if comm.side == Side::Send {
             room.memory.fill(number as u64);
         }
@@ -45,7 +45,7 @@ pub(super) fn thousand(rank: &mut Rank) -> Result<String> {
 
 pub(super) fn threads(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
-    let second = Started { context: started.net.init(2)?, ..started.clone() };
+    let second = Network { context: started.net.init(2)?, ..started.clone() };
     let mut uses = Vec::new();
     for at in 0..4 {
         let of = if at % 2 == 0 { &started } else { &second };
@@ -79,7 +79,7 @@ pub(super) fn threads(rank: &mut Rank) -> Result<String> {
     Ok("4 x 100 messages, 20 more from a thread each".into())
 }
 
-fn talk(started: &Started, comm: Comm, seed: u64) -> Result<()> {
+fn talk(started: &Network, comm: Comm, seed: u64) -> Result<()> {
     for number in 0..100 {
         let bytes = [8, 1000, 70_000][number as usize % 3];
         once(started, comm, bytes, seed * 1000 + number)?;
@@ -88,8 +88,8 @@ fn talk(started: &Started, comm: Comm, seed: u64) -> Result<()> {
 }
 
 /// Passes one message and looks at its bytes.
-fn once(started: &Started, comm: Comm, bytes: usize, seed: u64) -> Result<()> {
-    let mut room = Registered::new(started, comm, bytes)?;
+fn once(started: &Network, comm: Comm, bytes: usize, seed: u64) -> Result<()> {
+    let mut room = Registration::new(started, comm, bytes)?;
     if comm.side == Side::Send {
         room.memory.fill(seed);
     }
@@ -99,7 +99,7 @@ fn once(started: &Started, comm: Comm, bytes: usize, seed: u64) -> Result<()> {
 }
 
 /// The connections to the next rank and from the previous one.
-fn neighbours(rank: &mut Rank, started: &Started) -> Result<[Comm; 2]> {
+fn neighbours(rank: &mut Rank, started: &Network) -> Result<[Comm; 2]> {
     let ranks = rank.job.ranks;
     let (next, previous) = ((rank.job.rank + 1) % ranks, (rank.job.rank + ranks - 1) % ranks);
     let (handle, listen) = started.net.listen(started.context, 0)?;
@@ -124,8 +124,8 @@ pub(super) fn ring(rank: &mut Rank) -> Result<String> {
     const ROUNDS: u64 = 10;
     let started = rank.start()?;
     let [send, recv] = neighbours(rank, &started)?;
-    let mut out = Registered::new(&started, send, MAX_REQUESTS * BYTES)?;
-    let mut into = Registered::new(&started, recv, MAX_REQUESTS * BYTES)?;
+    let mut out = Registration::new(&started, send, MAX_REQUESTS * BYTES)?;
+    let mut into = Registration::new(&started, recv, MAX_REQUESTS * BYTES)?;
     let from = (rank.job.rank + rank.job.ranks - 1) % rank.job.ranks;
     for round in 0..ROUNDS {
         rank.step(format!("round {round}"))?;

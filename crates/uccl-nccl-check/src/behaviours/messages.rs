@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::{
     log, memory,
     net::{Comm, Pointer},
-    rank::{PATIENCE, Rank, Registered, Started, until},
+    rank::{Network, PATIENCE, Rank, Registration, until},
 };
 
 const KIB: usize = 1 << 10;
@@ -43,7 +43,7 @@ pub(super) fn sizes(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
     let comm = rank.one_way(&started, 0, 1)?;
     let longest = SIZES.iter().max().copied().unwrap_or_default();
-    let mut room = Registered::new(&started, comm, longest + BEYOND + 1)?;
+    let mut room = Registration::new(&started, comm, longest + BEYOND + 1)?;
     let mut messages = 0;
     for bytes in SIZES {
         // An odd address too, but the longest is long enough once.
@@ -63,9 +63,9 @@ pub(super) fn sizes(rank: &mut Rank) -> Result<String> {
 }
 
 fn message(
-    started: &Started,
+    started: &Network,
     comm: Comm,
-    room: &mut Registered,
+    room: &mut Registration,
     (from, bytes): (usize, usize),
     seed: u64,
 ) -> Result<()> {
@@ -92,7 +92,7 @@ pub(super) fn too_long(rank: &mut Rank) -> Result<String> {
         rank.step(format!("{sent} bytes for a receive of {room}"))?;
         let comm = rank.one_way(&started, 0, 1)?;
         let bytes = if rank.is_first() { sent } else { room };
-        let memory = Registered::new(&started, comm, bytes)?;
+        let memory = Registration::new(&started, comm, bytes)?;
         let request = started.post(comm, memory.all())?;
         if rank.is_first() {
             // The sender may have sent it all by then, or hear of the failure.
@@ -112,7 +112,7 @@ pub(super) fn too_long(rank: &mut Rank) -> Result<String> {
 }
 
 /// Whether a request ends with an error.
-fn fails(started: &Started, request: Pointer) -> Result<bool> {
+fn fails(started: &Network, request: Pointer) -> Result<bool> {
     let mut failed = false;
     until("test", || match started.net.test::<1>(request) {
         Ok(done) => Ok(done.map(drop)),
@@ -125,7 +125,7 @@ fn fails(started: &Started, request: Pointer) -> Result<bool> {
 }
 
 /// Waits for a request until it ends in any way, a second at most.
-fn end_of(started: &Started, request: Pointer, mut stop: impl FnMut() -> bool) -> Result<()> {
+fn end_of(started: &Network, request: Pointer, mut stop: impl FnMut() -> bool) -> Result<()> {
     let end = std::time::Instant::now() + PATIENCE / 30;
     while std::time::Instant::now() < end && !stop() {
         if started.net.test::<1>(request)?.is_some() {

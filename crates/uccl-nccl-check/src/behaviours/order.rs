@@ -8,7 +8,7 @@ use uccl_nccl_abi::MAX_REQUESTS;
 use crate::{
     memory,
     net::{Comm, Completion, Pointer, Side},
-    rank::{Rank, Registered, Started, until},
+    rank::{Network, Rank, Registration, until},
 };
 
 const LATE: Duration = Duration::from_millis(50);
@@ -19,7 +19,7 @@ const BYTES: usize = 40_000;
 pub(super) fn order(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
     let comm = rank.one_way(&started, 0, 1)?;
-    let mut room = Registered::new(&started, comm, MAX_REQUESTS * BYTES)?;
+    let mut room = Registration::new(&started, comm, MAX_REQUESTS * BYTES)?;
     for (name, sends_first, late) in [
         ("receives first", false, Duration::ZERO),
         ("sends first", true, Duration::ZERO),
@@ -50,11 +50,11 @@ pub(super) fn order(rank: &mut Rank) -> Result<String> {
 }
 
 /// Posts without a test between; the plugin must take this many.
-fn post(started: &Started, comm: Comm, room: &Registered, count: usize) -> Result<Vec<Pointer>> {
+fn post(started: &Network, comm: Comm, room: &Registration, count: usize) -> Result<Vec<Pointer>> {
     (0..count).map(|at| started.post(comm, room.part(at * BYTES, BYTES))).collect()
 }
 
-fn fill(room: &mut Registered, comm: Comm, count: usize, seed: u64) {
+fn fill(room: &mut Registration, comm: Comm, count: usize, seed: u64) {
     for (at, bytes) in room.memory.slice().chunks_mut(BYTES).take(count).enumerate() {
         match comm.side {
             Side::Send => memory::fill(bytes, seed + at as u64),
@@ -63,7 +63,7 @@ fn fill(room: &mut Registered, comm: Comm, count: usize, seed: u64) {
     }
 }
 
-fn check(room: &mut Registered, count: usize, seed: u64) -> Result<()> {
+fn check(room: &mut Registration, count: usize, seed: u64) -> Result<()> {
     for (at, bytes) in room.memory.slice().chunks(BYTES).take(count).enumerate() {
         let different = memory::difference(bytes, seed + at as u64);
         ensure!(different.is_none(), "message {at}: byte {different:?} is wrong");
@@ -72,7 +72,7 @@ fn check(room: &mut Registered, count: usize, seed: u64) -> Result<()> {
 }
 
 /// Tests the requests, the last one first, until all are done.
-fn finish(started: &Started, mut requests: Vec<Pointer>) -> Result<()> {
+fn finish(started: &Network, mut requests: Vec<Pointer>) -> Result<()> {
     until("tests", || {
         for at in (0..requests.len()).rev() {
             if started.net.test::<1>(requests[at])?.is_some() {
@@ -86,7 +86,7 @@ fn finish(started: &Started, mut requests: Vec<Pointer>) -> Result<()> {
 pub(super) fn backpressure(rank: &mut Rank) -> Result<String> {
     let started = rank.start()?;
     let comm = rank.one_way(&started, 0, 1)?;
-    let mut room = Registered::new(&started, comm, MANY * BYTES)?;
+    let mut room = Registration::new(&started, comm, MANY * BYTES)?;
     fill(&mut room, comm, MANY, 1);
     let mut requests = Vec::new();
     // All that the plugin takes, while the other side has posted nothing.

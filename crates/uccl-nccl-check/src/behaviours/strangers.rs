@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::rank::{NotApplicable, Rank, Registered};
+use crate::rank::{NotApplicable, Rank, Registration};
 
 const STRANGERS: usize = 200;
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ pub(super) fn strangers(rank: &mut Rank) -> Result<String> {
         started.net.close_listen(listen)?;
         said = format!("{} strangers at {} ports", open.len(), ports.len());
     }
-    let room = Registered::new(&started, comm, 1000)?;
+    let room = Registration::new(&started, comm, 1000)?;
     started.pass(comm, room.all())?;
     room.end(&started)?;
     rank.meet()?;
@@ -96,7 +96,7 @@ pub(super) fn old_handle(rank: &mut Rank) -> Result<String> {
         started.net.close_listen(listen)?;
         comm
     };
-    let room = Registered::new(&started, comm, 1000)?;
+    let room = Registration::new(&started, comm, 1000)?;
     started.pass(comm, room.all())?;
     room.end(&started)?;
     rank.meet()?;

@@ -36,7 +36,7 @@ pub struct Reader {
 
 /// The result of a fetch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fetched {
+pub struct FetchOutcome {
     /// The version of all bytes.
     pub version: u64,
     /// The number of bytes that were read.
@@ -159,7 +159,7 @@ impl Reader {
         version: u64,
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
-    ) -> Result<Fetched> {
+    ) -> Result<FetchOutcome> {
         let exchange = self.exchange.lock();
         let Some(exchange) = &*exchange else { return Err(not_joined()) };
         let time = timeout.unwrap_or(self.endpoint.config().transfer_timeout);
@@ -176,7 +176,7 @@ impl Reader {
             if matches!(fetch.attempt(version)?, Attempt::Whole) {
                 self.memory.mark.set(Mark::whole(version));
                 fetch.take(version)?;
-                return Ok(Fetched { version, bytes: exchange.bytes, retries });
+                return Ok(FetchOutcome { version, bytes: exchange.bytes, retries });
             }
             retries += 1;
             fetch

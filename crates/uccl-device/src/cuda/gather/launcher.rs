@@ -19,7 +19,7 @@ use super::{
         Piece, SMALL_PIECES, SMALL_WARPS, WIDE_PIECES, WIDE_WARPS, WordChange,
     },
     partition::{partition, warps_worth},
-    table::TablePlaces,
+    table_places::TablePlaces,
 };
 
 /// How a launch reports that it has ended.

@@ -10,6 +10,7 @@ mod model;
 mod params;
 mod partition;
 mod table;
+mod table_places;
 
 pub use flag::Flag;
 pub(crate) use launcher::load_kernels;

@@ -387,7 +387,7 @@ impl PlannedDispatch<'_> {
             Some(view) => RowLayout { is_view: true, ..RowLayout::by_token(view.len) },
             None => row_layout,
         };
-        let rest = Received { row_layout, counts, view, scratch };
+        let rest = RecvRows { row_layout, counts, view, scratch };
         Ok(DispatchOutcome::Rest(rest.of(plan, dispatch, cut)))
     }
 
@@ -421,20 +421,20 @@ impl PlannedDispatch<'_> {
         };
         let counted = counts.as_ref().map(|of| RowLayout::of_counts(of, plan.shape.alignment));
         let row_layout = given.or(counted).unwrap_or_else(|| RowLayout::by_token(0));
-        let rest = Received { row_layout, counts, view: None, scratch };
+        let rest = RecvRows { row_layout, counts, view: None, scratch };
         Ok(DispatchOutcome::Rest(rest.of(plan, dispatch, cut)))
     }
 }
 
 /// The rows of a dispatch that need memory.
-struct Received {
+struct RecvRows {
     row_layout: RowLayout,
     counts: Option<ReceiveCounts>,
     view: Option<ZeroCopyView>,
     scratch: ScratchLens,
 }
 
-impl Received {
+impl RecvRows {
     /// The rest of their dispatch.
     fn of(self, plan: &Plan, dispatch: Dispatch, cut: Cut) -> DispatchRest {
         let Self { row_layout, counts, view, scratch } = self;

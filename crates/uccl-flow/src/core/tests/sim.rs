@@ -48,7 +48,7 @@ struct Flow {
 }
 
 /// A piece of a chunk that a system call of the receiver moves. It writes when it ends.
-struct Landing {
+struct ArrivalArea {
     head: FlowHead,
     from: u64,
     len: u64,
@@ -58,7 +58,7 @@ struct Landing {
 /// The receiver's side of a line, for its present chunk.
 #[derive(Default)]
 struct Reader {
-    landing: Option<Landing>,
+    landing: Option<ArrivalArea>,
     /// Bytes of a chunk that is kept aside.
     early: Option<Vec<u8>>,
     is_dropping: bool,
@@ -263,7 +263,7 @@ impl Sim {
         };
         match verdict {
             Verdict::Land => {
-                self.readers[at].landing = Some(Landing { head, from, len, is_whole });
+                self.readers[at].landing = Some(ArrivalArea { head, from, len, is_whole });
                 return;
             }
             Verdict::Early => {
@@ -287,7 +287,7 @@ impl Sim {
     /// The system call of a line ends: it has written until now.
     fn end_piece(&mut self, at: usize) {
         let Some(landing) = self.readers[at].landing.take() else { return };
-        let Landing { head, from, len, is_whole } = landing;
+        let ArrivalArea { head, from, len, is_whole } = landing;
         let content: Vec<_> =
             (from..from + len).map(|i| byte(head.flow, head.message, head.offset + i)).collect();
         self.write(&head, from, &content);
@@ -341,7 +341,7 @@ impl Sim {
 
     /// The line is gone on both sides; a system call that was under way has ended.
     fn close(&mut self, at: usize) {
-        if let Some(Landing { head, .. }) = self.readers[at].landing.take() {
+        if let Some(ArrivalArea { head, .. }) = self.readers[at].landing.take() {
             self.end_landing(&head, false);
         }
         self.readers[at] = Reader::default();
