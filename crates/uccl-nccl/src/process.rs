@@ -92,6 +92,8 @@ impl Core {
             ports: settings.ports.clone(),
             threads: settings.threads.unwrap_or(default.threads),
             streams: settings.streams.unwrap_or(default.streams),
+            small_max: settings.small_kib.map_or(default.small_max, |kib| kib << 10),
+            chunk_len: settings.chunk_kib.map_or(default.chunk_len, |kib| kib << 10),
             limit: settings.timeout,
             ..default
         })?;

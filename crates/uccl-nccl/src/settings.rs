@@ -24,6 +24,9 @@ pub(crate) struct Settings {
     /// Streams to each peer process, and threads; `uccl-flow` decides without.
     pub(crate) streams: Option<usize>,
     pub(crate) threads: Option<usize>,
+    /// KiB of the longest message that NCCL's own thread carries, and of a chunk of a longer one.
+    pub(crate) small_kib: Option<usize>,
+    pub(crate) chunk_kib: Option<usize>,
 }
 
 /// Versions of IP.
@@ -73,6 +76,8 @@ impl Settings {
             ports: read(&get, "UCCL_NCCL_PORTS", ports)?.unwrap_or(0..=0),
             streams: read(&get, "UCCL_NCCL_STREAMS", number(1..=256))?,
             threads: read(&get, "UCCL_NCCL_THREADS", number(1..=64))?,
+            small_kib: read(&get, "UCCL_NCCL_SMALL_KB", number(0..=1024))?,
+            chunk_kib: read(&get, "UCCL_CHUNK_SIZE_KB", number(4..=4096))?,
         })
     }
 }
@@ -133,6 +138,8 @@ mod tests {
         assert_eq!(with("UCCL_NCCL_PORTS", "5000-5100").expect("ports").ports, 5000..=5100);
         assert_eq!(with("UCCL_NCCL_PORTS", "5000").expect("a port").ports, 5000..=5000);
         assert!(with("UCCL_NCCL_DEVICES", "each").expect("devices").device_each);
+        assert_eq!(with("UCCL_NCCL_SMALL_KB", "64").expect("KiB").small_kib, Some(64));
+        assert_eq!(with("UCCL_CHUNK_SIZE_KB", "256").expect("KiB").chunk_kib, Some(256));
         assert_eq!(with("UCCL_NCCL_SPEED_MBPS", "25000").expect("speed").speed_mbps, Some(25000));
         let own = with("UCCL_NCCL_TIMEOUT_SECS", "7").expect("a time").timeout;
         assert_eq!(own, Duration::from_secs(7));
