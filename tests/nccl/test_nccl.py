@@ -81,7 +81,8 @@ def test_other_uses(case: str) -> None:
 
 
 def test_communicators_are_made_again() -> None:
-    run("remade", "--times", TIMES)
+    # NCCL 2.28 forgets the name of a plugin that it unloads with the last communicator.
+    run("remade", "--times", TIMES, variables={"NCCL_NET_PLUGIN_REF_COUNT": "1"})
 
 
 def test_four_ranks_as_two_hosts() -> None:
