@@ -24,6 +24,9 @@ use crate::{
     message::{Fate, FromRank, Job, Lines, Outcome, ToRank},
 };
 
+/// The time that other ranks have to tell of their failures behind the first one.
+const OTHERS: Duration = Duration::from_millis(500);
+
 /// Settings of all checks.
 pub(crate) struct Launch {
     pub(crate) program: PathBuf,
@@ -126,11 +129,13 @@ impl Launch {
     /// Carries messages until all ranks have an outcome or have ended; otherwise the reason for
     /// which the check has failed.
     fn serve(&self, ranks: &mut [Process], inbox: &Receiver<Event>) -> Result<Option<Outcome>> {
-        let end = Instant::now() + self.limit;
+        let mut end = Instant::now() + self.limit;
+        let mut failures = Vec::new();
         while ranks.iter().any(|rank| rank.outcome.is_none() && !rank.gone) {
             let left = end.saturating_duration_since(Instant::now());
             let (from, message) = match inbox.recv_timeout(left) {
                 Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) if !failures.is_empty() => break,
                 Err(RecvTimeoutError::Timeout) => {
                     let steps: Vec<_> = ranks
                         .iter()
@@ -146,14 +151,18 @@ impl Launch {
             match message {
                 None => {
                     ranks[from].gone = true;
-                    if ranks[from].outcome.is_none() && !ranks[from].killed {
+                    let is_lost = ranks[from].outcome.is_none() && !ranks[from].killed;
+                    if is_lost && failures.is_empty() {
                         // The others wait for it.
                         return Ok(None);
                     }
                 }
                 Some(FromRank::Step(step)) => ranks[from].step = step,
                 Some(FromRank::End(Outcome::Failed(reason))) => {
-                    return Ok(Some(Outcome::Failed(format!("rank {from}: {reason}"))));
+                    // It may have failed because another rank did, which tells that soon.
+                    end = end.min(Instant::now() + OTHERS);
+                    failures.push(format!("rank {from}: {reason}"));
+                    ranks[from].outcome = Some(Outcome::Failed(reason));
                 }
                 Some(FromRank::End(outcome)) => ranks[from].outcome = Some(outcome),
                 Some(FromRank::Data { to, bytes }) => {
@@ -168,7 +177,7 @@ impl Launch {
                 }
             }
         }
-        Ok(None)
+        Ok((!failures.is_empty()).then(|| Outcome::Failed(failures.join("; "))))
     }
 }
 
