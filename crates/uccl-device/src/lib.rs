@@ -47,7 +47,7 @@ pub use nic::{NearNic, NicKind, NicState, Place};
 pub use pci::{PciAddress, PciDistance};
 pub use process::Process;
 pub use rdma::{GidKind, RdmaDevice, RdmaGid, RdmaPort};
-pub use resident::make_resident;
+pub use resident::{PageAccess, make_resident};
 pub use route::Route;
 pub use selection::Selection;
 pub use topology::Topology;

@@ -11,14 +11,27 @@ use rustix::{
 /// Bytes of one system call: the kernel looks for signals between two.
 const STEP: usize = 64 << 20;
 
+/// The accesses that the pages of memory are for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageAccess {
+    /// Reads alone.
+    Read,
+    /// Reads and writes.
+    Write,
+}
+
 /// Gives host memory its pages, as pinning does: the first access to a page would otherwise wait
 /// until the kernel has found and cleared it. Contents stay. Without effect on kernels before 5.14,
-/// and from a part on that may not be written.
+/// and from a part on that may not be accessed so.
 ///
 /// # Errors
 /// There is not enough memory, or a part of the range is not mapped. Pages before that part have
 /// been made.
-pub fn make_resident(address: usize, len_bytes: usize) -> io::Result<()> {
+pub fn make_resident(address: usize, len_bytes: usize, access: PageAccess) -> io::Result<()> {
+    let advice = match access {
+        PageAccess::Read => Advice::LinuxPopulateRead,
+        PageAccess::Write => Advice::LinuxPopulateWrite,
+    };
     let page = page_size();
     let begin = address - address % page;
     let end = address.saturating_add(len_bytes).checked_next_multiple_of(page);
@@ -26,7 +39,7 @@ pub fn make_resident(address: usize, len_bytes: usize) -> io::Result<()> {
     for from in (begin..end).step_by(STEP) {
         let len = STEP.min(end - from);
         // SAFETY: the advice changes no contents and unmaps nothing; the kernel checks the range.
-        match unsafe { madvise(from as *mut c_void, len, Advice::LinuxPopulateWrite) } {
+        match unsafe { madvise(from as *mut c_void, len, advice) } {
             Err(Errno::INVAL) => return Ok(()),
             answer => answer?,
         }
@@ -40,7 +53,7 @@ mod tests {
 
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-    use super::*;
+    use super::{PageAccess::Write, *};
     use crate::numa::node_at;
 
     /// Maps pages, hands over their address, and unmaps them.
@@ -60,7 +73,7 @@ mod tests {
         let page = page_size();
         with_pages(4, ProtFlags::READ | ProtFlags::WRITE, |base| {
             assert_eq!(node_at(base + page), None, "nobody has touched it");
-            make_resident(base + page + 8, page).expect("it is mapped");
+            make_resident(base + page + 8, page, Write).expect("it is mapped");
             let there: Vec<_> =
                 (0..4).map(|number| node_at(base + number * page).is_some()).collect();
             assert_eq!(there, [false, true, true, false]);
@@ -70,14 +83,17 @@ mod tests {
     #[test]
     fn memory_that_nobody_may_write_stays_as_it_is() {
         with_pages(1, ProtFlags::READ, |base| {
-            make_resident(base, page_size()).expect("nothing to do");
+            make_resident(base, page_size(), Write).expect("nothing to do");
             assert_eq!(node_at(base), None);
         });
     }
 
     #[test]
     fn a_range_without_memory_is_an_error() {
-        assert!(make_resident(page_size(), page_size()).is_err(), "nothing is mapped so low");
-        assert!(make_resident(usize::MAX - 8, 64).is_err());
+        assert!(
+            make_resident(page_size(), page_size(), Write).is_err(),
+            "nothing is mapped so low"
+        );
+        assert!(make_resident(usize::MAX - 8, 64, Write).is_err());
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use uccl_p2p::{
     Endpoint,
-    device::{MemoryKind, make_resident},
+    device::{MemoryKind, PageAccess, make_resident},
     wire::advert::Advert,
 };
 
@@ -102,7 +102,7 @@ impl Regions {
         let mr = unsafe { endpoint.register(addr, len) }?;
         let kind = Some(endpoint.region_info(mr)?.kind);
         if kind == Some(MemoryKind::Host)
-            && let Err(e) = make_resident(addr, len)
+            && let Err(e) = make_resident(addr, len, PageAccess::Write)
         {
             // Transfers touch it as it is.
             tracing::debug!("{len} bytes at {addr:#x} are registered, but not all resident: {e}");

@@ -1,6 +1,5 @@
 //! A piece of memory that two processes can map: a sealed memfd and our mapping of it.
 
-use std::ffi::c_void;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use uccl_device::{PageAccess, make_resident};
 
 /// `TMPFS_MAGIC` of `linux/magic.h`: the file system of all memfds except those with huge pages.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -137,15 +137,11 @@ impl Mapping {
     /// # Errors
     /// When there is not enough memory.
     pub fn populate(&self) -> io::Result<()> {
-        let advice = match self.mode {
-            MapMode::ReadOnly => Advice::LinuxPopulateRead,
-            MapMode::ReadWrite => Advice::LinuxPopulateWrite,
+        let access = match self.mode {
+            MapMode::ReadOnly => PageAccess::Read,
+            MapMode::ReadWrite => PageAccess::Write,
         };
-        // SAFETY: populating changes no contents, and the range is our mapping.
-        match unsafe { rustix::mm::madvise(self.as_ptr().cast::<c_void>(), self.len, advice) } {
-            Err(rustix::io::Errno::INVAL) => Ok(()),
-            other => Ok(other?),
-        }
+        make_resident(self.as_ptr().addr(), self.len, access)
     }
 
     /// Where it is mapped; the pointer is good while this lives.
