@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use uccl_nccl_abi::{
     CommConfig, HANDLE_BYTES, NcclResult, OPTIONAL_RECV_COMPLETION, memory,
+    net::{IrecvV10, IsendV10},
     properties::{PropertiesHead, PropertiesV8, PropertiesV9, PropertiesV11},
 };
 
@@ -249,47 +250,23 @@ impl Net {
     pub(crate) fn isend(&self, comm: Comm, part: Part, tag: i32) -> Result<Option<Pointer>> {
         let (at, mr, mut request) = (part.at.cast::<c_void>(), part.registration.0, null_mut());
         let short = c_int::try_from(part.bytes).context("v8 sends at most 2 GiB");
+        let place = &raw mut request;
         // SAFETY: the part is registered memory that its owner keeps while it is in use.
         let result = self.timed("isend", || unsafe {
+            let from_v10 = |isend: Option<IsendV10>| {
+                let isend = isend.context("isend is null")?;
+                anyhow::Ok(isend(comm.at.0, at, part.bytes, tag, mr, null_mut(), place))
+            };
             Ok::<_, anyhow::Error>(match self.table {
                 NetTable::V8(t) => {
-                    t.isend.context("isend is null")?(comm.at.0, at, short?, tag, mr, &mut request)
+                    t.isend.context("isend is null")?(comm.at.0, at, short?, tag, mr, place)
                 }
-                NetTable::V9(t) => t.isend.context("isend is null")?(
-                    comm.at.0,
-                    at,
-                    part.bytes,
-                    tag,
-                    mr,
-                    &mut request,
-                ),
-                NetTable::V10(t) => t.isend.context("isend is null")?(
-                    comm.at.0,
-                    at,
-                    part.bytes,
-                    tag,
-                    mr,
-                    null_mut(),
-                    &mut request,
-                ),
-                NetTable::V11(t) => t.isend.context("isend is null")?(
-                    comm.at.0,
-                    at,
-                    part.bytes,
-                    tag,
-                    mr,
-                    null_mut(),
-                    &mut request,
-                ),
-                NetTable::V12(t) => t.isend.context("isend is null")?(
-                    comm.at.0,
-                    at,
-                    part.bytes,
-                    tag,
-                    mr,
-                    null_mut(),
-                    &mut request,
-                ),
+                NetTable::V9(t) => {
+                    t.isend.context("isend is null")?(comm.at.0, at, part.bytes, tag, mr, place)
+                }
+                NetTable::V10(t) => from_v10(t.isend)?,
+                NetTable::V11(t) => from_v10(t.isend)?,
+                NetTable::V12(t) => from_v10(t.isend)?,
             })
         })?;
         well("isend", result)?;
@@ -320,58 +297,24 @@ impl Net {
             Completion::Needed => null_mut(),
             Completion::Optional => OPTIONAL_RECV_COMPLETION as *mut c_void,
         };
+        let place = &raw mut request;
         // SAFETY: the arrays have one place for each receive and outlive the call; the parts are
         // registered memory that their owner keeps while it is in use.
         let result = self.timed("irecv", || unsafe {
+            let from_v10 = |irecv: Option<IrecvV10>| {
+                let irecv = irecv.context("irecv is null")?;
+                anyhow::Ok(irecv(comm.at.0, count, at, long, tags, mrs, none, place))
+            };
             Ok::<_, anyhow::Error>(match self.table {
-                NetTable::V8(t) => t.irecv.context("irecv is null")?(
-                    comm.at.0,
-                    count,
-                    at,
-                    short,
-                    tags,
-                    mrs,
-                    &mut request,
-                ),
-                NetTable::V9(t) => t.irecv.context("irecv is null")?(
-                    comm.at.0,
-                    count,
-                    at,
-                    long,
-                    tags,
-                    mrs,
-                    &mut request,
-                ),
-                NetTable::V10(t) => t.irecv.context("irecv is null")?(
-                    comm.at.0,
-                    count,
-                    at,
-                    long,
-                    tags,
-                    mrs,
-                    none,
-                    &mut request,
-                ),
-                NetTable::V11(t) => t.irecv.context("irecv is null")?(
-                    comm.at.0,
-                    count,
-                    at,
-                    long,
-                    tags,
-                    mrs,
-                    none,
-                    &mut request,
-                ),
-                NetTable::V12(t) => t.irecv.context("irecv is null")?(
-                    comm.at.0,
-                    count,
-                    at,
-                    long,
-                    tags,
-                    mrs,
-                    none,
-                    &mut request,
-                ),
+                NetTable::V8(t) => {
+                    t.irecv.context("irecv is null")?(comm.at.0, count, at, short, tags, mrs, place)
+                }
+                NetTable::V9(t) => {
+                    t.irecv.context("irecv is null")?(comm.at.0, count, at, long, tags, mrs, place)
+                }
+                NetTable::V10(t) => from_v10(t.irecv)?,
+                NetTable::V11(t) => from_v10(t.irecv)?,
+                NetTable::V12(t) => from_v10(t.irecv)?,
             })
         })?;
         well("irecv", result)?;

@@ -5,6 +5,7 @@ use uccl_wire::advert::Advert;
 
 use super::{
     error::{Error, Result},
+    mark::Mark,
     shard::{Shard, ShardEntry, Span},
     words::Words,
 };
@@ -29,7 +30,7 @@ impl Memory {
     /// `close` has.
     pub(crate) unsafe fn register(endpoint: &Endpoint, shards: &[Shard]) -> Result<Self> {
         let (mark, taken) = (Words::new(endpoint, 2)?, Words::new(endpoint, MOST_READERS)?);
-        mark.set(super::mark::Mark::default());
+        mark.set(Mark::default());
         let mut made = Self { buffers: Vec::new(), shards: Vec::new(), mark, taken };
         for shard in shards {
             // SAFETY: the caller's duty is this function's.
@@ -88,17 +89,29 @@ impl Memory {
         Iov { mr, ptr: span.ptr + offset as usize, len: len as usize }
     }
 
+    /// Its mark, as peers see it.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark::of([self.mark.load(0), self.mark.load(1)]).unwrap_or_default()
+    }
+
     /// Ends all regions. After `Ok` no access of a peer lands in any. Call it again to wait again.
     pub(crate) fn close(&self, endpoint: &Endpoint) -> Result<()> {
         let words = [self.mark.mr(), self.taken.mr()];
         let regions = self.buffers.iter().map(|(_, mr)| *mr).chain(words);
         let mut closed = Ok(());
         for mr in regions {
-            match endpoint.deregister(mr) {
-                Ok(()) | Err(uccl_p2p::Error::UnknownRegion(_) | uccl_p2p::Error::Closed) => {}
-                Err(e) => closed = Err(e.into()),
+            if let Err(e) = end_region(endpoint, mr) {
+                closed = Err(e);
             }
         }
         closed
+    }
+}
+
+/// Ends a region, if it has not ended.
+pub(crate) fn end_region(endpoint: &Endpoint, mr: MrId) -> Result<()> {
+    match endpoint.deregister(mr) {
+        Ok(()) | Err(uccl_p2p::Error::UnknownRegion(_) | uccl_p2p::Error::Closed) => Ok(()),
+        Err(e) => Err(e.into()),
     }
 }

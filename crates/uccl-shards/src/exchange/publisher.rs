@@ -97,8 +97,7 @@ impl Publisher {
     /// The mark that peers see.
     #[must_use]
     pub fn mark(&self) -> Mark {
-        let words = [self.memory.mark.load(0), self.memory.mark.load(1)];
-        Mark::of(words).unwrap_or_default()
+        self.memory.mark()
     }
 
     /// Waits until every target that reads from this rank has a version, or a later one. `None` is
@@ -115,9 +114,8 @@ impl Publisher {
         let Some(readers) = self.state.lock().readers.clone() else {
             return Err(Error::Invalid("the publisher does not know its readers yet: join".into()));
         };
-        let never = AtomicBool::new(false);
         let time = timeout.unwrap_or(self.endpoint.config().transfer_timeout);
-        wait_taken(&self.memory, &readers, version, &mut Bounds::new(time, interrupt, &never))
+        wait_taken(&self.memory, &readers, version, (time, interrupt))
     }
 
     /// Ends the regions. After `Ok` no peer touches the shards' memory. Call it again to wait
@@ -142,9 +140,10 @@ pub(super) fn wait_taken(
     memory: &Memory,
     readers: &[usize],
     version: u64,
-    bounds: &mut Bounds<'_>,
+    (time, interrupt): (Duration, &mut dyn Interrupt),
 ) -> Result<()> {
     let late = || readers.iter().find(|reader| memory.taken.load(**reader) < version);
     let reason = || format!("target {} has not taken version {version}", late().unwrap_or(&0));
-    bounds.until(reason, |_| Ok(late().is_none().then_some(())))
+    let never = AtomicBool::new(false);
+    Bounds::new(time, interrupt, &never).until(reason, |_| Ok(late().is_none().then_some(())))
 }

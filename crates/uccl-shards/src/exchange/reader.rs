@@ -14,7 +14,7 @@ use super::{
     links::{Link, run},
     manifest::Manifest,
     mark::{MOST_STEPS, Mark},
-    memory::Memory,
+    memory::{Memory, end_region},
     party::{Party, readers_of},
     publisher::wait_taken,
     shard::Shard,
@@ -204,8 +204,7 @@ impl Reader {
     /// The mark of its memory.
     #[must_use]
     pub fn mark(&self) -> Mark {
-        let words = [self.memory.mark.load(0), self.memory.mark.load(1)];
-        Mark::of(words).unwrap_or_default()
+        self.memory.mark()
     }
 
     /// Waits until every target that reads from this one has a version, or a later one. The memory
@@ -221,9 +220,8 @@ impl Reader {
     ) -> Result<()> {
         let readers = self.exchange.lock().as_ref().map(|exchange| exchange.readers.clone());
         let readers = readers.ok_or_else(not_joined)?;
-        let never = AtomicBool::new(false);
         let time = timeout.unwrap_or(self.endpoint.config().transfer_timeout);
-        wait_taken(&self.memory, &readers, version, &mut Bounds::new(time, interrupt, &never))
+        wait_taken(&self.memory, &readers, version, (time, interrupt))
     }
 
     /// Aborts a fetch and ends the regions. After `Ok` nothing touches the memory. Call it again to
@@ -234,10 +232,7 @@ impl Reader {
     pub fn close(&self) -> Result<()> {
         self.abort();
         if let Some(old) = self.exchange.lock().take() {
-            match self.endpoint.deregister(old.scratch.mr()) {
-                Ok(()) | Err(uccl_p2p::Error::UnknownRegion(_) | uccl_p2p::Error::Closed) => {}
-                Err(e) => return Err(e.into()),
-            }
+            end_region(&self.endpoint, old.scratch.mr())?;
         }
         self.memory.close(&self.endpoint)
     }
