@@ -56,7 +56,7 @@ fn a_plugin_in_c_passes() {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(library) = plugin(&folder, "NONE") else { return };
     let only = "layout,contexts,reload,connect,peers,listener,sizes,too-long,order,backpressure,\
-                grouped,preset,atomic,threads,ring,bootstrap,leaks,close,close-dead,close-stopped,\
+                grouped,preset,flags,threads,ring,bootstrap,leaks,close,close-dead,close-stopped,\
                 killed,paused";
     let (passed, rows) = check(&library, only);
     assert!(passed, "{rows:#?}");
@@ -96,6 +96,11 @@ fn a_write_after_close_is_noticed() {
 #[test]
 fn an_unknown_speed_is_noticed() {
     notices("SPEED", "layout", "the speed is -1");
+}
+
+#[test]
+fn a_flag_before_its_data_is_noticed() {
+    notices("FLAG", "flags", "the flag came first");
 }
 
 #[test]

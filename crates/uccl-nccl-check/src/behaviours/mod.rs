@@ -77,7 +77,7 @@ pub(crate) const BEHAVIOURS: &[Behaviour] = &[
     of_nets("backpressure", "more requests than 32 are refused or kept", 2, order::backpressure),
     of_nets("grouped", "receives in groups, by tags", 2, grouped::grouped),
     of_nets("preset", "receives without need of a completion (LL)", 2, low_latency::preset),
-    of_nets("atomic", "8 bytes land at once (LL)", 2, low_latency::atomic),
+    of_nets("flags", "no flag lands before its data (LL)", 2, low_latency::flags),
     of_nets("thousand", "1000 communicators", 2, many::thousand),
     of_nets("threads", "two contexts, four threads; a moved communicator", 2, many::threads),
     of_nets("ring", "four processes, 32 requests each, flush", 4, many::ring),
