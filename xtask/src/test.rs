@@ -3,6 +3,7 @@
 use std::{
     fs,
     process::ExitCode,
+    thread::available_parallelism,
     time::{Duration, Instant},
 };
 
@@ -404,7 +405,10 @@ fn units(all: bool) -> Result<Outcome> {
     }
     let mut done = Outcome::default();
     let mut passed = 0;
-    let result = program().args(while_running).watch(|line| {
+    // Many tests wait for a time: with twice as many at once as there are processors, fewer idle.
+    let at_a_time = available_parallelism().map_or(1, |cpus| 2 * usize::from(cpus)).to_string();
+    let program = program().args(while_running).env("NEXTEST_TEST_THREADS", &at_a_time);
+    let result = program.watch(|line| {
         done.absent.extend(left_out(line));
         if let Some((_, summary)) = line.split_once("tests run: ") {
             done.detail = summary.to_owned();
