@@ -62,17 +62,17 @@ fn accept(there: &Endpoint) -> ConnId {
 
 /// What this process holds.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Held {
+struct Holdings {
     descriptors: usize,
     /// Threads of the engine. Those of the tests come and go.
     threads: usize,
 }
 
-fn held() -> Held {
+fn held() -> Holdings {
     let list = |folder| fs::read_dir(folder).expect("it is there").filter_map(Result::ok);
     let name = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("comm")).ok();
     let is_ours = |name: &String| name.starts_with("uccl");
-    Held {
+    Holdings {
         descriptors: list("/proc/self/fd").count(),
         threads: list("/proc/self/task").filter_map(name).filter(is_ours).count(),
     }
@@ -234,13 +234,13 @@ fn two_hundred_connect_at_once_in_one_thread() {
 
 /// Waits until neither endpoint has a connection, and the process holds no more than `before`. A
 /// thread of another test may end meanwhile, with descriptors of its own.
-fn nothing_is_left(ends: [&Endpoint; 2], before: Held) {
+fn nothing_is_left(ends: [&Endpoint; 2], before: Holdings) {
     patiently(|| {
         let is_over = |ep: &&Endpoint| {
             while ep.try_accept().expect("it is open").is_some() {}
             ep.stats().expect("it is open").connections == 0
         };
-        let Held { descriptors, threads } = held();
+        let Holdings { descriptors, threads } = held();
         let is_less = descriptors <= before.descriptors && threads <= before.threads;
         (ends.iter().all(is_over) && is_less).then_some(())
     });

@@ -189,14 +189,14 @@ impl Memory {
 }
 
 /// An endpoint with a peer that is stopped in the middle of a write to its memory.
-struct Stopped {
+struct StoppedWriter {
     ep: Endpoint,
     mr: MrId,
     memory: Memory,
     writer: Writer,
 }
 
-impl Stopped {
+impl StoppedWriter {
     fn new(link: Link, timeout: Duration) -> Option<Self> {
         let ep = endpoint(link, timeout);
         let mut memory = Memory::new(link, &ep);
@@ -218,8 +218,8 @@ const WAYS: [(&str, GiveBack); 2] =
 /// One round with a peer that remains stopped. Returns whether the call reported that the peer may
 /// still touch the memory.
 fn stays_stopped(link: Link, (way, give_back): (&str, GiveBack)) -> bool {
-    let Some(stopped) = Stopped::new(link, Duration::from_millis(100)) else { return false };
-    let Stopped { ep, mr, mut memory, writer } = stopped;
+    let Some(stopped) = StoppedWriter::new(link, Duration::from_millis(100)) else { return false };
+    let StoppedWriter { ep, mr, mut memory, writer } = stopped;
     let given = give_back(&ep, mr);
     if let Err(e) = given {
         let named = matches!(&e, Error::StillTouched { regions, .. } if regions[..] == [mr]);
@@ -240,8 +240,8 @@ fn stays_stopped(link: Link, (way, give_back): (&str, GiveBack)) -> bool {
 
 /// One round with a peer that continues while the call waits for it.
 fn goes_on(link: Link, way: &str, give_back: impl FnOnce(Endpoint, MrId)) {
-    let Some(stopped) = Stopped::new(link, Duration::from_secs(20)) else { return };
-    let Stopped { ep, mr, mut memory, writer } = stopped;
+    let Some(stopped) = StoppedWriter::new(link, Duration::from_secs(20)) else { return };
+    let StoppedWriter { ep, mr, mut memory, writer } = stopped;
     let waking = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(30));
         writer.go_on();

@@ -5,10 +5,11 @@ const MODIFIERS: [&str; 6] = ["pub", "crate", "super", "self", "in", "unsafe"];
 /// The keywords of definitions.
 const KEYWORDS: [&str; 5] = ["struct", "enum", "union", "trait", "type"];
 /// Nouns that end as participles do.
-const NOUNS: [&str; 17] = [
+const NOUNS: [&str; 18] = [
     "Anything",
     "Backing",
     "Finding",
+    "Greeting",
     "Handling",
     "Happening",
     "Listing",

@@ -19,7 +19,7 @@ use crate::{
     drive::{
         core::connection::{
             transfer::{Fence, Transfer},
-            transfers::Found,
+            transfers::Lookup,
         },
         deadline,
     },
@@ -58,8 +58,8 @@ impl Ends {
 
     fn transfer(&self, id: TransferId) -> Arc<Transfer> {
         match self.sides[0].ep.core().transfers.find(id).expect("known") {
-            Found::Live(transfer) => transfer,
-            Found::Ended(status) => panic!("it has ended: {status:?}"),
+            Lookup::Live(transfer) => transfer,
+            Lookup::Ended(status) => panic!("it has ended: {status:?}"),
         }
     }
 

@@ -25,8 +25,8 @@ use self::{
 use crate::{
     Change, Error, Op, Request, Signal, Status, Uninterrupted,
     drive::{
-        core::connection::{deferred::Mark, transfer::Fence},
-        joined::post_behind,
+        core::connection::{deferred_transfers::Mark, transfer::Fence},
+        pair::post_behind,
     },
 };
 
@@ -197,9 +197,9 @@ fn a_write_without_answer_to_its_signal_is_lost_and_not_cancelled() {
 }
 
 /// A stream that has failed.
-struct Broken;
+struct BrokenStream;
 
-impl Mark for Broken {
+impl Mark for BrokenStream {
     fn is_reached(&self) -> Result<bool, GpuError> {
         Err(GpuError::Unavailable { reason: "the stream is lost".to_owned() })
     }
@@ -214,7 +214,7 @@ fn a_stream_that_fails_fails_the_transfers_behind_it_and_nothing_else() {
     let iovs = memory.iovs(mr);
     let (conn, op) = (sides[0].conn, Op::Send);
     let request = Request::new(conn, op, &iovs, &[]);
-    let id = post_behind(&sides[0].ep, &request, Some(Box::new(Broken))).expect("posted").id;
+    let id = post_behind(&sides[0].ep, &request, Some(Box::new(BrokenStream))).expect("posted").id;
     let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
     let why = match status {
         Status::Failed(e) => e.to_string(),

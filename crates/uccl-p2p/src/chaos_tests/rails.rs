@@ -23,9 +23,9 @@ use crate::{
     drive::{
         core::connection::{
             Connection,
-            transfers::{Found, MAX_PENDING},
+            transfers::{Lookup, MAX_PENDING},
         },
-        joined::on_loopback,
+        pair::on_loopback,
         timers::TO_PROBE,
     },
     wire::advert::Advert,
@@ -678,7 +678,7 @@ fn a_device_outlives_its_lane(end: impl FnOnce(&Arc<Connection>)) {
     rail.hold_ends(true);
     let id = ep.post(&write).expect("posted");
     let (conn, found) = (sides[0].connection(), ep.core().transfers.find(id).expect("known"));
-    let Found::Live(transfer) = found else { panic!("it has ended") };
+    let Lookup::Live(transfer) = found else { panic!("it has ended") };
     end(&conn);
     // A worker may be ending it.
     sides[0].until("the end of the connection", || !ep.core().aftermaths.is_empty());

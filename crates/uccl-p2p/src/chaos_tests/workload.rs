@@ -15,7 +15,7 @@ use uccl_device::cuda::GpuError;
 use super::world::{FAR, Memory, Side};
 use crate::{
     Change, Error, MrId, Op, Request, Signal, Status, TransferId, Uninterrupted,
-    drive::{core::connection::deferred::Mark, joined::post_behind},
+    drive::{core::connection::deferred_transfers::Mark, pair::post_behind},
 };
 
 /// The disturbances beside posting and waiting.
@@ -32,7 +32,7 @@ pub(super) struct Plan {
 }
 
 /// A transfer, and the caller's steps for it.
-struct Posted {
+struct PostedTransfer {
     by: usize,
     id: TransferId,
     deadline: bool,
@@ -53,7 +53,7 @@ impl Mark for Countdown {
 
 /// A read or a write.
 struct Job {
-    posted: Posted,
+    posted: PostedTransfer,
     source: Memory,
     dest: Memory,
     /// The region of the peer's memory, until it is deregistered.
@@ -97,7 +97,7 @@ impl Word {
 
 /// A send or a receive.
 struct Half {
-    posted: Posted,
+    posted: PostedTransfer,
     memory: Memory,
     mr: Option<MrId>,
     number: u64,
@@ -110,7 +110,7 @@ pub(super) struct Workload {
     jobs: Vec<Job>,
     sends: Vec<Half>,
     recvs: Vec<Half>,
-    notifs: Vec<(Posted, u64)>,
+    notifs: Vec<(PostedTransfer, u64)>,
     /// Numbers of the notifications that each side has taken, in order.
     taken: [Vec<u64>; 2],
     numbers: u64,
@@ -176,12 +176,12 @@ impl Workload {
         Request { timeout, ..Request::new(self.sides[by].conn, op, &[], &[]) }
     }
 
-    fn post(&mut self, by: usize, request: &Request<'_>) -> Option<Posted> {
+    fn post(&mut self, by: usize, request: &Request<'_>) -> Option<PostedTransfer> {
         let after = (self.plan.streams && self.rng.u8(0..3) == 0).then(|| self.mark());
         match post_behind(&self.sides[by].ep, request, after) {
             Ok(transfer) => {
                 let deadline = request.timeout.is_some();
-                Some(Posted { by, id: transfer.id, deadline, cancelled: false, end: None })
+                Some(PostedTransfer { by, id: transfer.id, deadline, cancelled: false, end: None })
             }
             Err(e) => {
                 self.assert_lost(by, &e);
@@ -295,14 +295,15 @@ impl Workload {
         let conn = self.sides[by].conn;
         match self.sides[by].ep.send_notif(conn, notif_of(number), None) {
             Ok(id) => {
-                let posted = Posted { by, id, deadline: false, cancelled: false, end: None };
+                let posted =
+                    PostedTransfer { by, id, deadline: false, cancelled: false, end: None };
                 self.notifs.push((posted, number));
             }
             Err(e) => self.assert_lost(by, &e),
         }
     }
 
-    fn all_posted(&mut self) -> impl Iterator<Item = &mut Posted> {
+    fn all_posted(&mut self) -> impl Iterator<Item = &mut PostedTransfer> {
         let jobs = self.jobs.iter_mut().map(|job| &mut job.posted);
         let halves = self.sends.iter_mut().chain(&mut self.recvs).map(|half| &mut half.posted);
         jobs.chain(halves).chain(self.notifs.iter_mut().map(|notif| &mut notif.0))
@@ -566,7 +567,7 @@ impl Workload {
     }
 }
 
-impl Posted {
+impl PostedTransfer {
     fn note(&mut self, status: Status) {
         match status {
             Status::Pending => {}

@@ -25,8 +25,8 @@ use crate::{
             connection::{Connection, Peer},
             workers::Workers,
         },
-        joined::on_loopback,
         links::Links,
+        pair::on_loopback,
     },
     wire::advert::Advert,
 };
@@ -183,9 +183,9 @@ pub(super) fn join_again(sides: &[Side; 2], seed: u64) -> [Side; 2] {
 }
 
 /// The lane over the rails of an endpoint, if it has one, and the rails.
-type Railed = (Option<Arc<RmaLane>>, Vec<Arc<ChaosRail>>);
+type RailSide = (Option<Arc<RmaLane>>, Vec<Arc<ChaosRail>>);
 
-fn connect(eps: &[Endpoint; 2], lanes: [Vec<Arc<TestLane>>; 2], rails: [Railed; 2]) -> [Side; 2] {
+fn connect(eps: &[Endpoint; 2], lanes: [Vec<Arc<TestLane>>; 2], rails: [RailSide; 2]) -> [Side; 2] {
     let ([of_a, of_b], [rails_a, rails_b]) = (lanes, rails);
     let a = side(&eps[0], &eps[1], "peer-b", of_a, rails_a);
     let b = side(&eps[1], &eps[0], "peer-a", of_b, rails_b);
@@ -193,7 +193,7 @@ fn connect(eps: &[Endpoint; 2], lanes: [Vec<Arc<TestLane>>; 2], rails: [Railed; 
 }
 
 /// Gives an endpoint its rails, or none: it then looks for no others.
-fn open_rails(ep: &Endpoint, role: Role, ends: Option<Ends>) -> Railed {
+fn open_rails(ep: &Endpoint, role: Role, ends: Option<Ends>) -> RailSide {
     let core = ep.core();
     let is_railed = ends.is_some();
     let Ends { rails, copy_by } =
@@ -239,7 +239,7 @@ fn side(
     other: &Endpoint,
     name: &str,
     lanes: Vec<Arc<TestLane>>,
-    (rail_lane, rails): Railed,
+    (rail_lane, rails): RailSide,
 ) -> Side {
     let core = ep.core();
     let peer = Peer {

@@ -4,17 +4,17 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A variable, its values that cause no notice, and the second half of its notice.
-struct Ignored {
+struct IgnoredVariable {
     name: &'static str,
     harmless: &'static [&'static str],
     instead: &'static str,
 }
 
-const fn ignored(name: &'static str, instead: &'static str) -> Ignored {
-    Ignored { name, harmless: &[], instead }
+const fn ignored(name: &'static str, instead: &'static str) -> IgnoredVariable {
+    IgnoredVariable { name, harmless: &[], instead }
 }
 
-const IGNORED: &[Ignored] = &[
+const IGNORED: &[IgnoredVariable] = &[
     ignored("UCCL_BYPASS_PACING", "nothing is paced"),
     ignored("UCCL_CONF_FILE", "settings are read from the environment alone"),
     ignored("UCCL_DEBUG", "UCCL_LOG sets what the command and NIXL's backend log"),
@@ -25,7 +25,7 @@ const IGNORED: &[Ignored] = &[
     ignored("UCCL_NUM_ENGINES", "UCCL_P2P_NUM_CPUS limits the worker threads"),
     ignored("UCCL_NUM_GPU_RT_STREAMS", "streams of a GPU are chosen by what is copied"),
     ignored("UCCL_P2P_COMPRESS_BUFFER_BYTES", "data is not compressed"),
-    Ignored {
+    IgnoredVariable {
         name: "UCCL_P2P_COMPRESS_STRATEGY",
         harmless: &["none"],
         instead: "data is not compressed",
@@ -35,7 +35,7 @@ const IGNORED: &[Ignored] = &[
     ignored("UCCL_P2P_RDMA_CC", "RDMA devices control congestion themselves"),
     ignored("UCCL_P2P_RDMA_LINK_GBPS", "the speed of a link is read from its device"),
     ignored("UCCL_PORT_ENTROPY", "UCCL_P2P_RDMA_QPS sets the queue pairs of a device"),
-    Ignored {
+    IgnoredVariable {
         name: "UCCL_RDMA_ADAPTIVE_SLEEP",
         harmless: &["1"],
         instead: "threads always sleep when idle, after UCCL_P2P_SPIN_US",
@@ -56,11 +56,12 @@ pub fn take_notices() -> Vec<String> {
 }
 
 fn notices(get: impl Fn(&str) -> Option<String>) -> Vec<String> {
-    let asks = |ignored: &&Ignored| {
+    let asks = |ignored: &&IgnoredVariable| {
         let value = get(ignored.name).unwrap_or_default();
         !value.is_empty() && !ignored.harmless.contains(&value.as_str())
     };
-    let say = |ignored: &Ignored| format!("{} has no effect: {}", ignored.name, ignored.instead);
+    let say =
+        |ignored: &IgnoredVariable| format!("{} has no effect: {}", ignored.name, ignored.instead);
     IGNORED.iter().filter(asks).map(say).collect()
 }
 

@@ -11,8 +11,8 @@ use uccl_fabric::lane::Aftermath;
 use super::{
     core::{
         Core,
+        abandoned_peer::AbandonedPeer,
         connection::{Connection, loans::Loan, transfer::Transfer},
-        given_up::GivenUp,
     },
     regions::EndingRegion,
 };
@@ -32,7 +32,7 @@ impl Core {
             return;
         }
         let (peer, since) = (Arc::clone(&conn.peer.name), Instant::now());
-        let mut given_up = GivenUp { peer, since, aftermaths, lent, copied: Vec::new() };
+        let mut given_up = AbandonedPeer { peer, since, aftermaths, lent, copied: Vec::new() };
         if given_up.copies() {
             given_up.copied = conn.unfinished().iter().map(Transfer::hold).collect();
         }
@@ -98,18 +98,18 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
     use super::*;
-    use crate::drive::joined::Joined;
+    use crate::drive::pair::JoinedPair;
 
     /// A lane on which the peer touches a slot. It is over once somebody has looked at it after the
     /// peer was done.
     #[derive(Default)]
-    struct Touching {
+    struct TouchedLane {
         slot: AtomicU32,
         is_done: AtomicBool,
         is_over: AtomicBool,
     }
 
-    impl Aftermath for Touching {
+    impl Aftermath for TouchedLane {
         fn copies(&self) -> bool {
             false
         }
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn memory_is_given_back_when_a_given_up_peer_touches_it_no_more() {
-        let pair = Joined::by_tcp();
+        let pair = JoinedPair::by_tcp();
         let mut memory = vec![0_u8; 64];
         // SAFETY: the memory lives longer than the endpoint.
         let mr = unsafe { pair.a.register(memory.as_mut_ptr() as usize, memory.len()) };
@@ -137,9 +137,9 @@ mod tests {
         let core = pair.a.core();
         let ending = core.mrs.revoke(mr).expect("nothing of ours uses it");
         let slot = ending.mr.region.slot;
-        let lane = Arc::new(Touching { slot: slot.into(), ..Touching::default() });
+        let lane = Arc::new(TouchedLane { slot: slot.into(), ..TouchedLane::default() });
         let peer: Arc<str> = "given up".into();
-        core.aftermaths.0.lock().push(GivenUp {
+        core.aftermaths.0.lock().push(AbandonedPeer {
             peer: Arc::clone(&peer),
             since: Instant::now(),
             aftermaths: vec![Arc::clone(&lane) as Arc<dyn Aftermath>],

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::core::connection::{
     Connection,
-    deferred::{DeferredTransfer, DueTransfer, Mark, Start},
+    deferred_transfers::{DeferredTransfer, DueTransfer, Mark, Start},
     transfer::Transfer,
 };
 use crate::error::{Error, Result};
@@ -97,7 +97,7 @@ mod tests {
     use uccl_device::cuda::GpuError;
 
     use super::*;
-    use crate::{Endpoint, Iov, Op, Request, Uninterrupted, drive::joined::Joined};
+    use crate::{Endpoint, Iov, Op, Request, Uninterrupted, drive::pair::JoinedPair};
 
     /// A stream that never reaches its mark.
     struct Never;
@@ -112,7 +112,7 @@ mod tests {
     /// gets its place.
     #[test]
     fn a_transfer_that_comes_after_the_end_of_its_connection_is_refused_and_keeps_nothing() {
-        let pair = Joined::by_tcp();
+        let pair = JoinedPair::by_tcp();
         let mut memory = vec![7_u8; 100];
         let (ptr, len) = (memory.as_mut_ptr() as usize, memory.len());
         // SAFETY: the memory lives longer than the endpoints.
@@ -142,14 +142,14 @@ mod tests {
     /// Receives, each into memory of its own, on one end of a connection, and sends of numbers on
     /// the other.
     struct Receives {
-        pair: Joined,
+        pair: JoinedPair,
         memory: Vec<Vec<u8>>,
         conn: Arc<Connection>,
     }
 
     impl Receives {
         fn new(count: usize) -> Self {
-            let pair = Joined::by_tcp();
+            let pair = JoinedPair::by_tcp();
             let conn = pair.a.core().conn(pair.to_b).expect("a connection");
             Self { pair, memory: vec![vec![0; 8]; count], conn }
         }

@@ -2,8 +2,8 @@
 //! owns its transfers. A transfer ends on any thread and needs its connection then, so each part
 //! also holds the part that owns it. That is why their modules are inside each other.
 
+pub(crate) mod abandoned_peer;
 pub(crate) mod connection;
-pub(crate) mod given_up;
 pub(crate) mod workers;
 
 use std::{
@@ -20,11 +20,13 @@ use slab::Slab;
 use uccl_rma::Rails;
 
 use self::{
+    abandoned_peer::Aftermaths,
     connection::{Connection, transfers::Transfers},
-    given_up::Aftermaths,
     workers::Workers,
 };
-use super::{held::HeldStreams, reached::ReachedPeers, regions::Mrs, seats::Seats};
+use super::{
+    peers_by_address::PeersByAddress, regions::Mrs, seats::Seats, stream_waits::StreamWaits,
+};
 use crate::{
     config::Config,
     error::{Error, Result},
@@ -125,7 +127,7 @@ pub(crate) struct Core {
     pub(crate) accepts: Mutex<Accepts>,
     pub(crate) accepted: Condvar,
     /// The connections to peers that callers know by address only.
-    pub(crate) reached: ReachedPeers,
+    pub(crate) reached: PeersByAddress,
     /// The room for streams that peers open.
     pub(crate) seats: Seats,
     pub(super) notifs: Mutex<VecDeque<Notification>>,
@@ -134,7 +136,7 @@ pub(crate) struct Core {
     pub(crate) notified: Condvar,
     pub(crate) signalled: SignalWaiters,
     /// Streams that wait for words.
-    pub(crate) held: HeldStreams,
+    pub(crate) held: StreamWaits,
 }
 
 /// Connections that wait for accept.
@@ -170,13 +172,13 @@ impl Core {
                 untried: Vec::new(),
             }),
             accepted: Condvar::new(),
-            reached: ReachedPeers::default(),
+            reached: PeersByAddress::default(),
             notifs: Mutex::default(),
             have_notifs: AtomicBool::new(false),
             notif_bytes: AtomicUsize::new(0),
             notified: Condvar::new(),
             signalled: SignalWaiters::default(),
-            held: HeldStreams::default(),
+            held: StreamWaits::default(),
         })
     }
 

@@ -13,7 +13,7 @@ use uccl_fabric::lane::{HostLane, OpKind, OpName};
 use super::{
     core::connection::{
         Connection,
-        deferred::{DeferredTransfer, Start},
+        deferred_transfers::{DeferredTransfer, Start},
         transfer::Transfer,
     },
     route::Route,

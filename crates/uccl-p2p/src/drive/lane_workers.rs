@@ -7,7 +7,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::core::{
     Core,
-    connection::{Connection, attached::AttachedLane},
+    connection::{Connection, attached_lane::AttachedLane},
     workers::{Kick, Workers},
 };
 use crate::error::{Error, Result};

@@ -141,13 +141,13 @@ mod tests {
 
     use uccl_proto::limits::EAGER_MAX;
 
-    use crate::{Error, Status, Uninterrupted, drive::joined::Joined};
+    use crate::{Error, Status, Uninterrupted, drive::pair::JoinedPair};
 
     /// The sender sees the end of a notification only when the peer's caller can take it, whether
     /// it came with its message or was fetched.
     #[test]
     fn a_delivered_notification_can_be_taken() {
-        let pair = Joined::by_tcp();
+        let pair = JoinedPair::by_tcp();
         let (a, b) = (&pair.a, &pair.b);
         for len in [10, 2 * EAGER_MAX] {
             let full = b.core().notifs.lock();
@@ -167,7 +167,7 @@ mod tests {
     /// Notifications from before the end are taken first.
     #[test]
     fn a_caller_that_waits_for_notifications_of_a_lost_peer_is_told() {
-        let pair = Joined::by_tcp();
+        let pair = JoinedPair::by_tcp();
         let (a, b) = (&pair.a, &pair.b);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {

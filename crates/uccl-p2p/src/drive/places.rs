@@ -33,7 +33,7 @@ pub(crate) fn spin_beside_callers(config: &Config) -> Duration {
 /// The first version of Linux's `struct sched_attr`.
 #[derive(Default)]
 #[repr(C)]
-struct Scheduling {
+struct SchedAttr {
     size: u32,
     policy: u32,
     flags: u64,
@@ -53,8 +53,8 @@ const LATE_NS: libc::c_ulong = 1_000;
 /// others spin until it is done. Linux grants that from 6.12 on. It is not needed where a kernel
 /// refuses.
 pub(crate) fn be_prompt() {
-    let size = size_of::<Scheduling>() as u32;
-    let mut own = Scheduling { size, ..Scheduling::default() };
+    let size = size_of::<SchedAttr>() as u32;
+    let mut own = SchedAttr { size, ..SchedAttr::default() };
     // SAFETY: about the calling thread alone; the structure is as long as is said, and lives
     // through the calls.
     unsafe {

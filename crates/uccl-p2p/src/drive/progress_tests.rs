@@ -31,11 +31,11 @@ use uccl_wire::{advert::Advert, signal::Change};
 use super::{
     acceptor::begin,
     core::{
-        connection::{Connection, Peer, attached::AttachedLane},
+        connection::{Connection, Peer, attached_lane::AttachedLane},
         workers::Workers,
     },
-    joined::on_loopback,
     links::Links,
+    pair::on_loopback,
     park::Parker,
 };
 use crate::{

@@ -22,7 +22,7 @@ use uccl_fabric::{
 };
 
 use self::mr::allocations;
-pub(crate) use self::mr::{EndingRegion, Found, Lease, Mr, contains, outside};
+pub(crate) use self::mr::{EndingRegion, Lease, ListedMr, Mr, contains, outside};
 use super::addresses::{Addresses, Entry, RegionKey};
 use crate::{
     error::{Error, Result},
@@ -169,9 +169,9 @@ impl Mrs {
 
     /// Calls `with` for a region. The region stays listed meanwhile.
     #[inline]
-    pub(crate) fn look_up<T>(&self, id: MrId, with: impl FnOnce(Found<'_>) -> T) -> Result<T> {
+    pub(crate) fn look_up<T>(&self, id: MrId, with: impl FnOnce(ListedMr<'_>) -> T) -> Result<T> {
         let by_id = self.by_id.read();
-        by_id.live.get(&id).map(|mr| with(Found(mr))).ok_or(Error::UnknownRegion(id))
+        by_id.live.get(&id).map(|mr| with(ListedMr(mr))).ok_or(Error::UnknownRegion(id))
     }
 
     /// A lease of each of these regions. Fails if one is not registered any more.
@@ -257,7 +257,7 @@ impl Mrs {
         &self,
         iovs: &[Iov],
         clamp: bool,
-        mut each: impl FnMut(usize, Found<'_>, Span) -> Result<()>,
+        mut each: impl FnMut(usize, ListedMr<'_>, Span) -> Result<()>,
     ) -> Result<()> {
         let by_id = &self.by_id.read().live;
         let mut last: Option<&Arc<Mr>> = None;
@@ -274,7 +274,7 @@ impl Mrs {
                 return Err(outside(i, mr, span));
             }
             last = Some(mr);
-            each(i, Found(mr), span)?;
+            each(i, ListedMr(mr), span)?;
         }
         Ok(())
     }

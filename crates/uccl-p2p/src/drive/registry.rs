@@ -141,7 +141,7 @@ mod tests {
         Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted,
         drive::{
             core::{MAX_ACCEPTS, NOTIF_LIMIT},
-            joined::on_loopback,
+            pair::on_loopback,
         },
     };
 

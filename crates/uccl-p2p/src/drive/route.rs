@@ -149,7 +149,7 @@ mod tests {
     use uccl_fabric::mem::Span;
 
     use super::*;
-    use crate::{Config, Endpoint, Transport, Uninterrupted, drive::joined::on_loopback};
+    use crate::{Config, Endpoint, Transport, Uninterrupted, drive::pair::on_loopback};
 
     fn name(route: &Route<'_>) -> &'static str {
         match route {

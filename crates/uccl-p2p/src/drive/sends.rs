@@ -128,10 +128,10 @@ mod tests {
         Endpoint, Iov, Op, Request, Status, TransferId, Uninterrupted,
         drive::{
             core::connection::{
-                deferred::{DueTransfer, Mark},
+                deferred_transfers::{DueTransfer, Mark},
                 transfer::Fence,
             },
-            joined::{Joined, post_behind},
+            pair::{JoinedPair, post_behind},
             session::MAX_QUEUED,
         },
     };
@@ -143,7 +143,7 @@ mod tests {
         Iov { mr, ptr, len }
     }
 
-    impl Joined {
+    impl JoinedPair {
         fn send(&self, iov: Iov) -> TransferId {
             self.a.post(&Request::new(self.to_b, Op::Send, &[iov], &[])).expect("posted")
         }
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn data_that_came_with_messages_and_are_not_received_fit_a_window() {
         let (mut from, mut to) = (vec![7; EAGER_MAX], vec![0; EAGER_MAX]);
-        let pair = Joined::by_tcp();
+        let pair = JoinedPair::by_tcp();
         let (here, there) = (register(&pair.a, &mut from), register(&pair.b, &mut to));
         let conn = pair.a.core().conn(pair.to_b).expect("a connection");
         // The peer has to fetch the last ones.
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_key_that_was_made_for_a_send_ends_with_it() {
         let (mut from, mut to) = (vec![7; 3 * EAGER_MAX], vec![0; 3 * EAGER_MAX]);
-        let pair = Joined::by_tcp();
+        let pair = JoinedPair::by_tcp();
         let (here, there) = (register(&pair.a, &mut from), register(&pair.b, &mut to));
         let table = &pair.a.core().mrs.table;
         let send = pair.send(here);
@@ -200,9 +200,9 @@ mod tests {
     }
 
     /// A stream that has reached its mark.
-    struct Reached;
+    struct ReachedMark;
 
-    impl Mark for Reached {
+    impl Mark for ReachedMark {
         fn is_reached(&self) -> std::result::Result<bool, GpuError> {
             Ok(true)
         }
@@ -212,13 +212,13 @@ mod tests {
     /// cancels it: the first look of the cancel finds nothing to withdraw.
     #[test]
     fn a_send_that_begins_while_it_is_cancelled_ends() {
-        let pair = Joined::by_tcp();
+        let pair = JoinedPair::by_tcp();
         let mut from = vec![7; 100];
         let iovs = [register(&pair.a, &mut from)];
         let conn = pair.a.core().conn(pair.to_b).expect("a connection");
         let nobody_else = conn.deferred.beginning.lock();
         let request = Request::new(pair.to_b, Op::Send, &iovs, &[]);
-        let send = post_behind(&pair.a, &request, Some(Box::new(Reached))).expect("posted").id;
+        let send = post_behind(&pair.a, &request, Some(Box::new(ReachedMark))).expect("posted").id;
         let due = conn.deferred.take_due();
         let [DueTransfer { first, .. }] = &due[..] else { panic!("{} may begin", due.len()) };
         conn.fence(&first.transfer, Fence::Cancel);
@@ -235,7 +235,7 @@ mod tests {
     /// long it may get.
     #[test]
     fn sends_of_many_pieces_that_nobody_receives_are_refused_and_end_nothing() {
-        let Joined { a, b, to_b, to_a } = Joined::by_tcp();
+        let JoinedPair { a, b, to_b, to_a } = JoinedPair::by_tcp();
         let memory = [7_u8; 8];
         let pieces_of = |ep: &Endpoint| {
             let (ptr, len) = (memory.as_ptr() as usize, 8);

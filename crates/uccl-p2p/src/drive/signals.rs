@@ -107,8 +107,8 @@ mod tests {
     use super::{
         super::{
             core::connection::{Connection, Peer},
-            joined::Joined,
             links::Links,
+            pair::JoinedPair,
         },
         Change,
     };
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_caller_that_waits_for_a_word_is_woken_by_a_signal_with_its_write() {
-        let p = Joined::by_tcp();
+        let p = JoinedPair::by_tcp();
         let word = Box::new(AtomicU64::new(0));
         let at = word.as_ptr() as usize;
         // SAFETY: an atomic, which stays until the endpoint has been closed.
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_knows_no_signals_is_sent_none() {
-        let p = Joined::by_tcp();
+        let p = JoinedPair::by_tcp();
         let word = Box::new(AtomicU64::new(0));
         let at = word.as_ptr() as usize;
         // SAFETY: an atomic, which stays until the endpoint has been closed.

@@ -9,7 +9,7 @@ use std::{
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::{claims::AWAY, core::connection::attached::AttachedLane};
+use super::{claims::AWAY, core::connection::attached_lane::AttachedLane};
 
 impl AttachedLane {
     pub(super) fn progress(&self, now: Instant) -> bool {

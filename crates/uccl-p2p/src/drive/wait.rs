@@ -40,10 +40,10 @@ const NAP: Duration = Duration::from_millis(1);
 /// The caller was interrupted. Nothing else ends a wait early: a caller that stops waiting without
 /// ending its transfer would leave its memory to a peer.
 #[derive(Debug)]
-pub(crate) struct Interrupted;
+pub(crate) struct Interruption;
 
-impl From<Interrupted> for Error {
-    fn from(_: Interrupted) -> Self {
+impl From<Interruption> for Error {
+    fn from(_: Interruption) -> Self {
         Self::Interrupted
     }
 }
@@ -55,7 +55,7 @@ pub(crate) fn wait(
     transfer: &Arc<Transfer>,
     until: Option<Instant>,
     interrupt: &mut dyn Interrupt,
-) -> Result<bool, Interrupted> {
+) -> Result<bool, Interruption> {
     if transfer.finished() {
         return Ok(true);
     }
@@ -91,7 +91,7 @@ pub(crate) fn wait(
             let interrupted;
             (claim, interrupted) = claim.aside(|| interrupt.interrupted());
             if interrupted {
-                return Err(Interrupted);
+                return Err(Interruption);
             }
             deadline::enforce(transfer, now);
             conn.check_liveness();

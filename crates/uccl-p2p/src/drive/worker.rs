@@ -19,7 +19,7 @@ use super::{
     acceptor::Acceptor,
     core::{
         Core,
-        connection::attached::AttachedLane,
+        connection::attached_lane::AttachedLane,
         workers::{ACCEPTOR, BELL, Kick, Shard, Workers},
     },
     places,
@@ -325,7 +325,7 @@ mod tests {
 
     use uccl_device::{CpuList, affinity::allowed_cpus};
 
-    use crate::{Endpoint, drive::joined::on_loopback};
+    use crate::{Endpoint, drive::pair::on_loopback};
 
     fn endpoint(near: Option<CpuList>) -> Endpoint {
         Endpoint::start_on(on_loopback(), near).expect("an endpoint")

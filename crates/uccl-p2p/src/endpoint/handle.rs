@@ -166,12 +166,12 @@ impl Endpoint {
 mod tests {
     use crate::{
         Change, Error, Op, Request, Signal, Status, Tried, Uninterrupted,
-        drive::{core::connection::transfers::KEPT, joined::Joined},
+        drive::{core::connection::transfers::KEPT, pair::JoinedPair},
     };
 
     #[test]
     fn a_handle_keeps_its_result_however_many_other_transfers_end() {
-        let pair = Joined::by_tcp();
+        let pair = JoinedPair::by_tcp();
         let word = [0_u64];
         // SAFETY: only looked at by the engine, until it is closed.
         let mr = unsafe { pair.b.register(word.as_ptr() as usize, 8) }.expect("registered");

@@ -15,7 +15,7 @@ use crate::{
     drive::{
         core::connection::{
             Connection,
-            deferred::Start,
+            deferred_transfers::Start,
             transfer::{After, Plan, Transfer},
         },
         work::Pieces,
@@ -170,7 +170,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{Status, Transport, Uninterrupted, drive::joined::Joined};
+    use crate::{Status, Transport, Uninterrupted, drive::pair::JoinedPair};
 
     /// Longer than anything takes that has to happen.
     const FAR: Duration = Duration::from_secs(20);
@@ -180,7 +180,7 @@ mod tests {
 
     /// Memory of both ends of a connection, in pieces with gaps between them.
     struct Both {
-        pair: Joined,
+        pair: JoinedPair,
         mine: Vec<u8>,
         theirs: Vec<u8>,
         iovs: Vec<Iov>,
@@ -189,7 +189,7 @@ mod tests {
 
     impl Both {
         fn new(by: Transport) -> Self {
-            let pair = Joined::by(by);
+            let pair = JoinedPair::by(by);
             let (mine, theirs) = (vec![1_u8; PIECES * STRIDE], vec![2_u8; PIECES * STRIDE]);
             let [here, there] = [(&pair.a, &mine), (&pair.b, &theirs)].map(|(end, memory)| {
                 // SAFETY: only looked at while nothing is under way, until the end is closed.

@@ -3,7 +3,7 @@
 use uccl_device::cuda::{Event, Gpus, Stream};
 
 use crate::{
-    drive::core::connection::deferred::Mark,
+    drive::core::connection::deferred_transfers::Mark,
     error::{Error, Result},
     types::CudaStream,
 };

@@ -21,9 +21,9 @@ use crate::{
         core::connection::{
             Connection,
             care::Claim,
-            deferred::{Mark, Start},
+            deferred_transfers::{Mark, Start},
             transfer::{After, Fence, Hold, Plan, Transfer},
-            transfers::Found,
+            transfers::Lookup,
         },
         regions::{self, Lease},
         timers, wait,
@@ -85,8 +85,8 @@ impl Endpoint {
     /// The state of a transfer. Asking about an unfinished one makes progress on its connection.
     pub fn poll(&self, transfer: TransferId) -> Result<Status> {
         match self.here()?.transfers.find(transfer)? {
-            Found::Ended(status) => Ok(status),
-            Found::Live(transfer) => {
+            Lookup::Ended(status) => Ok(status),
+            Lookup::Live(transfer) => {
                 if !transfer.finished() {
                     let _claim = transfer.conn.claim();
                     transfer.conn.progress();
@@ -104,8 +104,8 @@ impl Endpoint {
         interrupt: &mut dyn Interrupt,
     ) -> Result<Status> {
         match self.here()?.transfers.find(transfer)? {
-            Found::Ended(status) => Ok(status),
-            Found::Live(transfer) => {
+            Lookup::Ended(status) => Ok(status),
+            Lookup::Live(transfer) => {
                 let until = timers::end_of(timeout);
                 wait::wait(transfer.conn.claim(), &transfer, until, interrupt)?;
                 Ok(transfer.status())
@@ -121,7 +121,7 @@ impl Endpoint {
     /// that this process stages through host memory. The copies that such a transfer needs later
     /// could stand behind the stream's wait, for ever.
     pub fn hold_stream(&self, transfer: TransferId, stream: CudaStream) -> Result<()> {
-        let Found::Live(transfer) = self.here()?.transfers.find(transfer)? else { return Ok(()) };
+        let Lookup::Live(transfer) = self.here()?.transfers.find(transfer)? else { return Ok(()) };
         let stream = stream.borrow()?;
         if transfer.conn.lead_stream(&transfer, &stream) {
             return Ok(());
@@ -148,8 +148,8 @@ impl Endpoint {
     /// example on a hung GPU: the connection ends after twice that timeout.
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
         Ok(match self.here()?.transfers.find(transfer)? {
-            Found::Ended(status) => status,
-            Found::Live(transfer) => end(&transfer),
+            Lookup::Ended(status) => status,
+            Lookup::Live(transfer) => end(&transfer),
         })
     }
 
@@ -279,7 +279,7 @@ pub(super) struct CheckedRequest {
 }
 
 impl CheckedRequest {
-    fn lease(&mut self, mr: &regions::Found<'_>) {
+    fn lease(&mut self, mr: &regions::ListedMr<'_>) {
         // A second lease does no harm. Callers that take turns among a few regions get one lease of
         // each.
         if !self.leases.iter().rev().take(8).any(|lease| lease.mr().id == mr.id) {

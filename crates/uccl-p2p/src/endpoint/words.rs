@@ -19,8 +19,8 @@ use uccl_wire::signal::SIGNAL_LEN;
 use super::{CudaStream, Endpoint, Interrupt, LOOKS, SLICE, Until};
 use crate::{
     drive::{
-        held::{Gate, IsLost, SignalGate, Source, Wait},
         regions::{Lease, contains, outside},
+        stream_waits::{Gate, LossCheck, SignalGate, Source, Wait},
         wait,
     },
     error::{Error, Result},
@@ -202,7 +202,7 @@ impl Endpoint {
             Some(device) => core.held.glance(device, ptr, lease.clone())?,
             None => Source::Host(ptr),
         };
-        let is_lost: IsLost = Box::new(move || conn.is_failed().then(|| conn.lost_error()));
+        let is_lost: LossCheck = Box::new(move || conn.is_failed().then(|| conn.lost_error()));
         let gate = self.signal_gate(&stream, word, at_least, Some(is_lost))?;
         let outcome = gate.outcome();
         core.held.add(Wait { lease, gate: Gate::Signal(Box::new(gate)) });
@@ -216,7 +216,7 @@ impl Endpoint {
         stream: &Stream,
         word: Source,
         at_least: u64,
-        is_lost: Option<IsLost>,
+        is_lost: Option<LossCheck>,
     ) -> Result<SignalGate> {
         let signal = Signal::new(stream.context()).map_err(refused)?;
         signal.hold(stream).map_err(refused)?;
@@ -280,11 +280,11 @@ mod tests {
         time::Duration,
     };
 
-    use crate::{Error, Uninterrupted, Until, drive::joined::Joined};
+    use crate::{Error, Uninterrupted, Until, drive::pair::JoinedPair};
 
     #[test]
     fn a_caller_that_waits_for_a_peers_signal_is_told_that_the_peer_is_lost() {
-        let pair = Joined::by_tcp();
+        let pair = JoinedPair::by_tcp();
         let word = AtomicU64::new(0);
         let at = word.as_ptr() as usize;
         // SAFETY: an atomic, which stays until the endpoint has been closed.

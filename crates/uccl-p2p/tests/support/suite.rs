@@ -425,13 +425,13 @@ const AHEAD: usize = 6;
 const PLACES: usize = 2 * AHEAD;
 
 /// The words of one thread at the owner.
-struct Changed<'a> {
+struct WordChanges<'a> {
     bytes: &'a [AtomicU64],
     /// Two words that are set to the round, one after the other.
     set: &'a [AtomicU64],
 }
 
-impl<'a> Changed<'a> {
+impl<'a> WordChanges<'a> {
     /// The number of words of a thread.
     const LEN: usize = PLACES + 2;
 
@@ -458,13 +458,13 @@ impl<'a> Changed<'a> {
 fn strong_signals_in(link: &str, p: &Pair, threads: usize, contexts: usize) -> u64 {
     let rounds = strong_signals().div_ceil(3 * threads) as u64;
     let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
-    let (of_a, of_b) = (words(threads * PLACES), words(threads * Changed::LEN + contexts));
+    let (of_a, of_b) = (words(threads * PLACES), words(threads * WordChanges::LEN + contexts));
     let (here, there) = (register_words(&p.a, &of_a), register_words(&p.b, &of_b));
     let (sums, of_threads) = of_b.split_at(contexts);
-    let changed: Vec<_> = of_threads.chunks(Changed::LEN).map(Changed::of).collect();
+    let changed: Vec<_> = of_threads.chunks(WordChanges::LEN).map(WordChanges::of).collect();
     let one_thread = |thread: usize| {
         let context = (thread % contexts) as u32;
-        let Changed { bytes, set } = &changed[thread];
+        let WordChanges { bytes, set } = &changed[thread];
         let post = |iovs: &[Iov], adverts: &[Advert], signal| {
             let write = request(p.to_b, Op::Write, iovs, adverts);
             p.a.post_held(&Request { context, signal, ..write }).expect(link)

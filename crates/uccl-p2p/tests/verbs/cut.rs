@@ -13,7 +13,7 @@ use uccl_p2p::Config;
 
 use crate::{
     cables::Cable,
-    ends::{Moved, joined, set, there, until},
+    ends::{EndMemory, joined, set, there, until},
     support::Pair,
     usage::Usage,
 };
@@ -36,7 +36,7 @@ fn settings(config: &mut Config) {
 
 /// The observations of a test.
 #[derive(Default)]
-struct Seen {
+struct Observations {
     /// Transfers that were in the middle when the cable was cut.
     in_middle: usize,
     /// The times from the cable's return to its next use.
@@ -44,7 +44,13 @@ struct Seen {
 }
 
 /// Cuts the cable at one end in mid-transfer, and connects it once more.
-fn round(p: &Pair, cable: &Cable, end: usize, memory: &mut [Moved; 2], seen: &mut Seen) {
+fn round(
+    p: &Pair,
+    cable: &Cable,
+    end: usize,
+    memory: &mut [EndMemory; 2],
+    seen: &mut Observations,
+) {
     let [long, short] = memory;
     let way = there(p);
     until("the return of the rail", || way.rails() == 2);
@@ -77,7 +83,7 @@ fn a_rail_that_is_cut_hands_its_work_to_the_other_and_comes_back() {
         return;
     };
     let Some(p) = joined(2, settings) else { return };
-    let (mut memory, mut seen) = ([16 << 20, 1 << 20].map(Moved::new), Seen::default());
+    let (mut memory, mut seen) = ([16 << 20, 1 << 20].map(EndMemory::new), Observations::default());
     let rounds = rounds();
     let mut early = None;
     for number in 1..=rounds {
@@ -88,7 +94,7 @@ fn a_rail_that_is_cut_hands_its_work_to_the_other_and_comes_back() {
     }
     let (early, late) = (early.expect("a round"), Usage::now());
     seen.returns.sort();
-    let Seen { in_middle, returns } = seen;
+    let Observations { in_middle, returns } = seen;
     let (median, last) = (returns[rounds / 2], returns[rounds - 1]);
     eprintln!("{rounds} cuts, {in_middle} of them in mid-transfer");
     eprintln!("used again {median:.2?} after its return (median), {last:.2?} at the latest");

@@ -88,12 +88,12 @@ impl Way<'_> {
 }
 
 /// Memory of the two ends.
-pub(crate) struct Moved {
+pub(crate) struct EndMemory {
     from: Vec<u8>,
     to: Vec<u8>,
 }
 
-impl Moved {
+impl EndMemory {
     pub(crate) fn new(len: usize) -> Self {
         Self { from: pattern(len, 9), to: vec![0; len] }
     }

@@ -12,7 +12,7 @@ use uccl_p2p::{
 
 use crate::{
     cables::Cable,
-    ends::{Moved, Way, back, devices, joined, over, possible, set, there, until},
+    ends::{EndMemory, Way, back, devices, joined, over, possible, set, there, until},
     support::{advert, config, finish, iov, pattern, place::Place, register, request},
     usage::Usage,
 };
@@ -144,7 +144,7 @@ fn given_up_by(giver: Way<'_>, writer: Way<'_>, cable: &Cable, rails: usize) -> 
         let ended = giver.from.cancel(cancelled).expect("known");
         assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{ended:?}");
     };
-    if let Err(e) = Moved::new(LEN).write(writer, give_up) {
+    if let Err(e) = EndMemory::new(LEN).write(writer, give_up) {
         let theirs = giver.from.check_connection(giver.conn);
         panic!("it does not go another way: {e}; its peer says {theirs:?}");
     }

@@ -4,7 +4,7 @@ use uccl_p2p::{Config, Uninterrupted};
 
 use crate::{
     cables::Spare,
-    ends::{Moved, Way, back, devices, joined_over, set, there, until},
+    ends::{EndMemory, Way, back, devices, joined_over, set, there, until},
     support::Pair,
 };
 
@@ -26,7 +26,7 @@ fn without(others: usize, change: impl Fn(&mut Config), remove: impl Fn(&Spare))
     let p = joined(&spare, others, change);
     let [one, other] = [there(&p), back(&p)];
     until("both rails", || one.rails() == others + 1 && other.rails() == others + 1);
-    let [mut forth_memory, mut back_memory] = [LEN; 2].map(Moved::new);
+    let [mut forth_memory, mut back_memory] = [LEN; 2].map(EndMemory::new);
     let before = spare.cable.bytes();
     let both = |_| {
         let middle = |id| {
@@ -44,7 +44,7 @@ fn without(others: usize, change: impl Fn(&mut Config), remove: impl Fn(&Spare))
 /// Old and new connections work with the remaining rails.
 fn goes_on(p: &Pair, rails: usize) {
     until("the loss of the rail", || there(p).rails() == rails && back(p).rails() == rails);
-    let mut memory = Moved::new(1 << 20);
+    let mut memory = EndMemory::new(1 << 20);
     memory.write(there(p), |_| {}).expect("what is left is used");
     memory.write(back(p), |_| {}).expect("what is left is used");
     let conn = p.a.connect(p.b.addr(), None, &mut Uninterrupted);

@@ -10,7 +10,7 @@ use uccl_wire::frame::{HEADER_LEN, Header, Kind};
 use super::*;
 use crate::{
     Config, Endpoint, Transport,
-    drive::{core::MAX_ACCEPTS, joined::on_loopback},
+    drive::{core::MAX_ACCEPTS, pair::on_loopback},
     types::Accepted,
 };
 

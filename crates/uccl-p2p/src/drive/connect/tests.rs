@@ -15,7 +15,7 @@ use uccl_local::{
 use uccl_wire::frame::{HEADER_LEN, Header, Kind};
 
 use super::*;
-use crate::{Config, ConnectRequest, Endpoint, MrId, Uninterrupted, drive::joined::on_loopback};
+use crate::{Config, ConnectRequest, Endpoint, MrId, Uninterrupted, drive::pair::on_loopback};
 
 /// Longer than any awaited event takes.
 const FAR: Duration = Duration::from_secs(20);
@@ -50,20 +50,20 @@ enum Step {
 }
 
 /// A peer of this host that waits for this side's connect.
-struct Listening {
+struct ListeningPeer {
     listener: TcpListener,
     uds: FdListener,
     greeting: Greeting,
 }
 
 /// The peer's objects of a connect.
-struct Met {
+struct PeerObjects {
     tcp: TcpStream,
     socket: Option<FdSocket>,
     lane: Option<(LocalLane, Accesses)>,
 }
 
-impl Listening {
+impl ListeningPeer {
     fn new() -> (SocketAddr, Self) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let addr = listener.local_addr().expect("bound");
@@ -74,7 +74,7 @@ impl Listening {
     }
 
     /// Takes part in the next connect until a step.
-    fn meet(&self, own: &Endpoint, last: Step) -> Met {
+    fn meet(&self, own: &Endpoint, last: Step) -> PeerObjects {
         let (mut tcp, _) = self.listener.accept().expect("it comes");
         tcp.set_read_timeout(Some(FAR)).expect("a timeout");
         let mut handshake = Handshake::acceptor(None, [7; NONCE_LEN]);
@@ -90,7 +90,7 @@ impl Listening {
             tcp.write_all(&handshake.pending_output()).expect("it listens");
             is_greeted |= last == Step::Begun;
         }
-        let mut met = Met { tcp, socket: None, lane: None };
+        let mut met = PeerObjects { tcp, socket: None, lane: None };
         if !matches!(last, Step::Invited | Step::Lane) {
             return met;
         }
@@ -116,7 +116,7 @@ impl Listening {
     }
 }
 
-impl Met {
+impl PeerObjects {
     /// Waits for the end of everything that this side had opened.
     fn sees_the_end(mut self, step: Step) {
         let mut bytes = [0; 4096];
@@ -131,7 +131,7 @@ impl Met {
 impl Peer {
     /// Listens. The function that it returns plays the peer of the next connection.
     fn listen() -> (SocketAddr, impl FnOnce() -> Self) {
-        let (addr, listening) = Listening::new();
+        let (addr, listening) = ListeningPeer::new();
         (addr, move || {
             let own = endpoint(FAR);
             let met = listening.meet(&own, Step::Lane);
@@ -221,7 +221,7 @@ fn a_connect_that_is_ended_in_any_step_leaves_nothing() {
     for step in [Step::Silent, Step::Begun, Step::Greeted, Step::Invited, Step::Lane] {
         for end in [End::Cancel, End::Drop, End::Close] {
             // A listener of its own: sockets that no step has accepted stay with theirs.
-            let (addr, listening) = Listening::new();
+            let (addr, listening) = ListeningPeer::new();
             let ep = endpoint(FAR);
             let timeout = Some(Duration::ZERO);
             let addrs = [addr];
@@ -272,7 +272,7 @@ fn a_connect_that_is_ended_in_any_step_leaves_nothing() {
 
 #[test]
 fn a_unix_socket_at_which_too_many_wait_is_waited_for() {
-    let (addr, listening) = Listening::new();
+    let (addr, listening) = ListeningPeer::new();
     let (own, ep) = (endpoint(FAR), endpoint(FAR));
     let name = listening.greeting.hello(own.core(), HelloKind::NewConnection, 0).uds_name;
     let mut others = Vec::new();

@@ -1,8 +1,8 @@
 //! Connections: lanes to one peer, and the unfinished work on them.
 
-pub(crate) mod attached;
+pub(crate) mod attached_lane;
 pub(crate) mod care;
-pub(crate) mod deferred;
+pub(crate) mod deferred_transfers;
 mod end;
 pub(crate) mod loans;
 pub(crate) mod talk;
@@ -23,7 +23,7 @@ use uccl_proto::assembler::fragments;
 
 use self::{
     care::{Claim, LaneCare},
-    deferred::DeferredTransfers,
+    deferred_transfers::DeferredTransfers,
     end::End,
     talk::Talk,
     transfer::{Plan, Transfer},
@@ -33,7 +33,7 @@ use super::Core;
 use crate::{
     drive::{
         contexts::FailedContexts, gpu_signal::GpuSignal, lane_set::LaneSet, links::Links,
-        looked_up::LookedUp, seats::Seat,
+        lookup_cache::LookupCache, seats::Seat,
     },
     error::{Error, Result},
     ids::ConnId,
@@ -71,7 +71,7 @@ pub(crate) struct Connection {
     pub(crate) failed_contexts: FailedContexts,
     pub(in crate::drive) gpu_signal: GpuSignal,
     /// Regions of the peer's that were looked up.
-    pub(crate) looked_up: LookedUp,
+    pub(crate) looked_up: LookupCache,
     pub(in crate::drive) end: End,
     pub(crate) pending: AtomicUsize,
     /// Where the peer has opened the connection: one seat for each of its streams.
@@ -102,7 +102,7 @@ impl Connection {
             deferred: DeferredTransfers::default(),
             failed_contexts: FailedContexts::default(),
             gpu_signal: GpuSignal::default(),
-            looked_up: LookedUp::default(),
+            looked_up: LookupCache::default(),
             end: End::default(),
             pending: AtomicUsize::new(0),
             _seats: Vec::new(),

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use uccl_device::CpuList;
 
-use super::{Core, connection::attached::AttachedLane};
+use super::{Core, connection::attached_lane::AttachedLane};
 use crate::{
     drive::{park::Parker, places},
     error::{Error, Result},

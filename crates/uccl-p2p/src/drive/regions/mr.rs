@@ -99,15 +99,15 @@ impl Lease {
 
 /// A region that was looked up. While this exists, the region stays listed, so that a lease of it
 /// can be made.
-pub(crate) struct Found<'a>(pub(super) &'a Arc<Mr>);
+pub(crate) struct ListedMr<'a>(pub(super) &'a Arc<Mr>);
 
-impl Found<'_> {
+impl ListedMr<'_> {
     pub(crate) fn lease(&self) -> Lease {
         Lease::of(self.0)
     }
 }
 
-impl std::ops::Deref for Found<'_> {
+impl std::ops::Deref for ListedMr<'_> {
     type Target = Mr;
 
     fn deref(&self) -> &Mr {

@@ -8,7 +8,7 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use super::{super::workers::Workers, attached::AttachedLane};
+use super::{super::workers::Workers, attached_lane::AttachedLane};
 use crate::drive::{
     claims::{ClaimWaiters, Claims},
     lost_lanes::bit,

@@ -59,7 +59,7 @@ enum Slot {
 }
 
 /// A transfer that was looked up by its id.
-pub(crate) enum Found {
+pub(crate) enum Lookup {
     /// It has ended; only its result is kept.
     Ended(Status),
     /// It may not have ended.
@@ -136,12 +136,12 @@ impl Transfers {
         (transfer, earlier)
     }
 
-    pub(crate) fn find(&self, id: TransferId) -> Result<Found> {
+    pub(crate) fn find(&self, id: TransferId) -> Result<Lookup> {
         match self.inner.lock().slots.get(index(id)) {
             Some(Slot::Live(transfer)) if transfer.id == id => {
-                Ok(Found::Live(Arc::clone(transfer)))
+                Ok(Lookup::Live(Arc::clone(transfer)))
             }
-            Some(Slot::Ended(ended, status)) if *ended == id => Ok(Found::Ended(status.clone())),
+            Some(Slot::Ended(ended, status)) if *ended == id => Ok(Lookup::Ended(status.clone())),
             _ => Err(Error::UnknownTransfer(id)),
         }
     }

@@ -3,14 +3,14 @@
 use std::thread::{scope, sleep};
 
 use super::*;
-use crate::{Transport, drive::joined::Joined};
+use crate::{Transport, drive::pair::JoinedPair};
 
 /// Longer than any awaited event takes.
 const FAR: Duration = Duration::from_secs(20);
 
 /// Two endpoints, and the connection of the first of them.
-pub(in super::super) fn joined(by: Transport) -> (Joined, Arc<Connection>) {
-    let pair = Joined::by(by);
+pub(in super::super) fn joined(by: Transport) -> (JoinedPair, Arc<Connection>) {
+    let pair = JoinedPair::by(by);
     let conn = pair.a.core().conn(pair.to_b).expect("a connection");
     (pair, conn)
 }

@@ -83,7 +83,7 @@ fn an_id_does_not_name_a_later_transfer_at_the_same_place() {
         transfer.id
     };
     let first = end(write(&conn));
-    assert!(matches!(list.find(first), Ok(Found::Ended(Status::Done(_)))));
+    assert!(matches!(list.find(first), Ok(Lookup::Ended(Status::Done(_)))));
     // As many as are kept, and it is forgotten.
     (0..KEPT).for_each(|_| _ = end(write(&conn)));
     assert!(matches!(list.find(first), Err(Error::UnknownTransfer(_))));

@@ -39,9 +39,9 @@ struct Slot {
 
 /// The connections of an endpoint to addresses.
 #[derive(Default)]
-pub(crate) struct ReachedPeers(Mutex<HashMap<SocketAddr, Arc<Slot>>>);
+pub(crate) struct PeersByAddress(Mutex<HashMap<SocketAddr, Arc<Slot>>>);
 
-impl ReachedPeers {
+impl PeersByAddress {
     /// The connection to an address: the known one if `is_there`, else the one that `connect`
     /// makes. No other thread does the same meanwhile. A thread that has waited for another one's
     /// connect returns with that one's error: a hundred callers of a dead peer take one time-out,

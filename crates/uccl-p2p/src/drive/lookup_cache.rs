@@ -10,9 +10,9 @@ const MAX_KEPT: usize = 1 << 18;
 
 /// Regions of the peer's that were looked up.
 #[derive(Default)]
-pub(crate) struct LookedUp(RwLock<Addresses<RegionKey>>);
+pub(crate) struct LookupCache(RwLock<Addresses<RegionKey>>);
 
-impl LookedUp {
+impl LookupCache {
     /// Calls `with` for the regions that are known.
     pub(crate) fn with<T>(&self, with: impl FnOnce(&Addresses<RegionKey>) -> T) -> T {
         with(&self.0.read())
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn regions_that_are_doubted_are_dropped_and_others_stay() {
-        let known = LookedUp::default();
+        let known = LookupCache::default();
         let region = |addr, key| Source { addr, len: 10, key, slot: 1 };
         known.add([region(0, 7), region(0, 8), region(20, 9)].into_iter());
         let at = |addr| known.with(|known| known.at(addr).copied());
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_peer_cannot_fill_the_memory_with_answers() {
-        let known = LookedUp::default();
+        let known = LookupCache::default();
         for batch in 0..MAX_KEPT / MAX_FOUND + 2 {
             let first = (batch * MAX_FOUND) as u64;
             let regions: Vec<_> = (first..first + MAX_FOUND as u64)

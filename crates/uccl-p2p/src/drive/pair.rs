@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::core::connection::{deferred::Mark, transfer::Transfer};
+use super::core::connection::{deferred_transfers::Mark, transfer::Transfer};
 use crate::{Config, ConnId, Endpoint, Request, Result, Transport, Uninterrupted};
 
 /// The settings of an endpoint on the loopback interface, at any free port.
@@ -11,14 +11,14 @@ pub(crate) fn on_loopback() -> Config {
 }
 
 /// Two endpoints that are connected.
-pub(crate) struct Joined {
+pub(crate) struct JoinedPair {
     pub(crate) a: Endpoint,
     pub(crate) b: Endpoint,
     pub(crate) to_b: ConnId,
     pub(crate) to_a: ConnId,
 }
 
-impl Joined {
+impl JoinedPair {
     pub(crate) fn by_tcp() -> Self {
         Self::by(Transport::Tcp)
     }

@@ -107,7 +107,7 @@ mod tests {
         drive::{
             addresses::Entry,
             core::connection::transfer::{After, Kind, Plan},
-            joined::Joined,
+            pair::JoinedPair,
         },
     };
 
@@ -152,7 +152,7 @@ mod tests {
     /// A peer that asks all the same, as a hostile one may.
     #[test]
     fn an_endpoint_that_does_not_publish_denies_its_regions() {
-        let p = Joined::by_tcp();
+        let p = JoinedPair::by_tcp();
         let memory = Box::new([0_u8; 64]);
         let addr = memory.as_ptr() as usize;
         // SAFETY: only looked up, until the endpoint is closed.

@@ -44,10 +44,10 @@ const LAST_LOOK: Duration = Duration::from_millis(200);
 
 /// The waits, and the thread that looks at them.
 #[derive(Default)]
-pub(crate) struct HeldStreams(Arc<Shared>);
+pub(crate) struct StreamWaits(Arc<WaitList>);
 
 #[derive(Default)]
-struct Shared {
+struct WaitList {
     state: Mutex<State>,
     glances: Glances,
     /// The endpoint is closed or broken: waits that can be ended are over.
@@ -85,7 +85,7 @@ pub(crate) struct SignalGate {
     until: Option<Instant>,
     /// The check of the connection to the peer that changes the word; the first reason that it
     /// gave, and when.
-    is_lost: Option<IsLost>,
+    is_lost: Option<LossCheck>,
     lost: Option<(Error, Instant)>,
     /// None: the stream goes on.
     signal: Option<Signal>,
@@ -93,7 +93,7 @@ pub(crate) struct SignalGate {
 }
 
 /// Says why a connection was lost, if it was.
-pub(crate) type IsLost = Box<dyn Fn() -> Option<Error> + Send>;
+pub(crate) type LossCheck = Box<dyn Fn() -> Option<Error> + Send>;
 
 /// Where the word is.
 pub(crate) enum Source {
@@ -107,7 +107,7 @@ impl SignalGate {
         word: Source,
         at_least: u64,
         time: Duration,
-        is_lost: Option<IsLost>,
+        is_lost: Option<LossCheck>,
         signal: Signal,
     ) -> Self {
         let until = timers::end_unless_zero(time);
@@ -182,7 +182,7 @@ impl Source {
     }
 }
 
-impl HeldStreams {
+impl StreamWaits {
     /// Looks after a wait until it is over. If no thread can be started, the next call tries again;
     /// the end of the endpoint looks at the waits in any case.
     pub(crate) fn add(&self, wait: Wait) {
@@ -233,13 +233,13 @@ impl HeldStreams {
     }
 }
 
-impl Drop for HeldStreams {
+impl Drop for StreamWaits {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl Shared {
+impl WaitList {
     fn end_if(&self, is_over: impl Fn(&mut Wait, bool) -> bool) {
         let is_closed = self.is_closed.load(Acquire);
         let mut state = self.state.lock();
@@ -263,7 +263,7 @@ impl Shared {
     }
 }
 
-fn watch(shared: &Weak<Shared>) {
+fn watch(shared: &Weak<WaitList>) {
     loop {
         let pace = {
             let Some(shared) = shared.upgrade() else { return };

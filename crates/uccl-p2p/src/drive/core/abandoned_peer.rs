@@ -9,7 +9,7 @@ use super::connection::{loans::Loan, transfer::Hold};
 use crate::{config::Config, drive::timers};
 
 /// A peer that was given up: its lanes are dead on this side.
-pub(in crate::drive) struct GivenUp {
+pub(in crate::drive) struct AbandonedPeer {
     pub(in crate::drive) peer: Arc<str>,
     pub(in crate::drive) since: Instant,
     pub(in crate::drive) aftermaths: Vec<Arc<dyn Aftermath>>,
@@ -19,7 +19,7 @@ pub(in crate::drive) struct GivenUp {
     pub(in crate::drive) copied: Vec<Hold>,
 }
 
-impl GivenUp {
+impl AbandonedPeer {
     fn touches_slot(&self, slot: u32) -> bool {
         self.aftermaths.iter().any(|aftermath| aftermath.touches(slot))
     }
@@ -65,7 +65,7 @@ impl GivenUp {
 
 /// The peers of an endpoint that were given up.
 #[derive(Default)]
-pub(crate) struct Aftermaths(pub(in crate::drive) Mutex<Vec<GivenUp>>);
+pub(crate) struct Aftermaths(pub(in crate::drive) Mutex<Vec<AbandonedPeer>>);
 
 impl Aftermaths {
     pub(in crate::drive) fn all(&self) -> Vec<Arc<dyn Aftermath>> {
@@ -89,9 +89,9 @@ mod tests {
 
     /// A lane on which the peer touches some slots until it is done.
     #[derive(Default)]
-    struct Touching(Mutex<Vec<u32>>);
+    struct TouchedLane(Mutex<Vec<u32>>);
 
-    impl Aftermath for Touching {
+    impl Aftermath for TouchedLane {
         fn copies(&self) -> bool {
             false
         }
@@ -118,10 +118,10 @@ mod tests {
         let slots =
             |lent: &[Loan]| -> Vec<_> { lent.iter().map(|lent| lent.revoked.slot()).collect() };
         let [own, part] = slots(&lent)[..] else { panic!("two") };
-        let lanes = [own, part].map(|slot| Arc::new(Touching(Mutex::new(vec![slot]))));
+        let lanes = [own, part].map(|slot| Arc::new(TouchedLane(Mutex::new(vec![slot]))));
         let aftermaths = lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn Aftermath>).collect();
         let (peer, since, copied) = ("peer".into(), Instant::now(), Vec::new());
-        let mut left = GivenUp { peer, since, aftermaths, lent: lent.into(), copied };
+        let mut left = AbandonedPeer { peer, since, aftermaths, lent: lent.into(), copied };
         assert!(left.touches(own) && left.touches(part));
         assert!(left.touches(REGISTERED), "by the key of a part");
         assert!(!left.touches(REGISTERED + 1));
