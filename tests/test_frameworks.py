@@ -151,6 +151,26 @@ def test_the_mooncake_of_others_is_told_from_ours(site: Site) -> None:
     assert said(site)["mooncake"][0] == "fine"
 
 
+def test_the_nixl_ep_of_nixl_is_told_from_ours(site: Site) -> None:
+    framework(site, "vllm")
+    level, seen, _ = said(site)["vllm 1.2.3, elastic experts"]
+    assert level == "note" and "nixl_ep is not installed" in seen
+    init = "raise AssertionError('nixl_ep was loaded')"
+    site.write("nixl_ep/__init__.py", init)
+    found = said(site)
+    assert "nixl_ep is NIXL's" in found["vllm 1.2.3, elastic experts"][1]
+    assert found["nixl_ep"][:2] == ("note", "NIXL's own, on UCX")
+    assert "./python/nixl_ep" in found["nixl_ep"][2]
+    metadata = "Metadata-Version: 2.1\nName: uccl-rs-nixl-ep\nVersion: 0.1.0\n"
+    site.write("uccl_rs_nixl_ep-0.1.0.dist-info/METADATA", metadata)
+    site.write("uccl_rs_nixl_ep-0.1.0.dist-info/RECORD", "nixl_ep/__init__.py,,\n")
+    # Both distributions are installed, and NIXL's came last.
+    assert said(site)["nixl_ep"][0] == "note"
+    site.write("nixl_ep/__init__.py", f"{init}  # from uccl.ep import Config")
+    found = said(site)
+    assert found["nixl_ep"][0] == found["vllm 1.2.3, elastic experts"][0] == "fine"
+
+
 def test_the_command_shows_them(site: Site) -> None:
     framework(site, "ray")
     for command in (["-m", "uccl.frameworks"], ["-m", "uccl", "doctor"]):

@@ -1513,11 +1513,13 @@ class EpCudaLowLatencyDispatch:
         top_k: int,
         num_experts: int,
         max_tokens: int,
+        expert_rows: int,
         scratch: int,
         stream: int,
     ) -> Self:
         """Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is at an address,
-        unless that is 0, and else a number.
+        unless that is 0, and else a number. The outputs have `expert_rows` rows for each local
+        expert.
         """
 
     def begin(self) -> None:

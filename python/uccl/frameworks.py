@@ -26,6 +26,7 @@ _OWN_NAME = "export NIXL_PLUGIN_DIR=$(python -m uccl.nixl)"
 _UCX_NAME = "export NIXL_PLUGIN_DIR=$(python -m uccl.nixl --instead-of-ucx)"
 _DEEP_EP = "pip install ./python/deep_ep, in the sources of uccl-rs"
 _MOONCAKE = "pip install ./python/mooncake, in the sources of uccl-rs"
+_NIXL_EP = "pip install --force-reinstall --no-deps ./python/nixl_ep, in the sources of uccl-rs"
 _UCX_FILE = "libplugin_UCX.so"
 
 
@@ -166,6 +167,7 @@ def _vllm(about: str, state: _Nixl) -> Iterator[Finding]:
     yield _experts(
         about, "--all2all-backend deepep_low_latency, deepep_high_throughput and deepep_v2"
     )
+    yield _elastic_experts(about, "--all2all-backend nixl_ep")
 
 
 def _sglang(about: str, state: _Nixl) -> Iterator[Finding]:
@@ -177,6 +179,7 @@ def _sglang(about: str, state: _Nixl) -> Iterator[Finding]:
         "--disaggregation-transfer-backend nixl uses UCCL if SGLANG_DISAGGREGATION_NIXL_BACKEND=UCCL",
     )
     yield _experts(about, "--moe-a2a-backend deepep")
+    yield _elastic_experts(about, "--moe-a2a-backend nixl")
 
 
 def _kv_transfer(about: str, state: _Nixl, group: str, allowed: str, how: str) -> Finding:
@@ -245,6 +248,30 @@ def _experts(about: str, options: str) -> Finding:
 
 def _deep_ep_is_ours() -> bool | None:
     return _is_ours("deep_ep", "uccl-rs-deep-ep")
+
+
+def _elastic_experts(about: str, option: str) -> Finding:
+    about, found = f"{about}, elastic experts", _nixl_ep_is_ours()
+    if found:
+        return Finding(about, "fine", f"{option}: this project's nixl_ep")
+    return Finding(
+        about,
+        "note",
+        f"{option}: nixl_ep is not installed"
+        if found is None
+        else f"{option}: not by this project: nixl_ep is NIXL's, on UCX",
+        _NIXL_EP,
+    )
+
+
+def _nixl_ep_is_ours() -> bool | None:
+    """Whether this project's distribution has the module ``nixl_ep``. NIXL's wheel has a file of the
+    same path: the one that was installed last is there."""
+    ours = _is_ours("nixl_ep", "uccl-rs-nixl-ep")
+    spec = importlib.util.find_spec("nixl_ep")
+    if not ours or spec is None or not spec.origin:
+        return ours
+    return "uccl" in Path(spec.origin).read_text(encoding="utf-8")
 
 
 def _is_ours(module: str, distribution: str) -> bool | None:
@@ -319,6 +346,14 @@ def _deep_ep(about: str, _state: _Nixl) -> Iterator[Finding]:
     )
 
 
+def _nixl_ep(about: str, _state: _Nixl) -> Iterator[Finding]:
+    yield (
+        Finding(about, "fine", "this project's: it calls uccl.ep")
+        if _nixl_ep_is_ours()
+        else Finding(about, "note", "NIXL's own, on UCX", _NIXL_EP)
+    )
+
+
 def _nccl(about: str, _state: _Nixl) -> Iterator[Finding]:
     choice = nccl.choice(about.rpartition(" ")[2])
     level: Literal["fine", "note"] = "fine" if choice.is_ours else "note"
@@ -337,6 +372,7 @@ _FRAMEWORKS: dict[str, tuple[str, Callable[[str, _Nixl], Iterator[Finding]]]] = 
     "megatron-core": ("megatron.core", _megatron),
     "deep_ep": ("deep_ep", _deep_ep),
     "mooncake": ("mooncake", _mooncake),
+    "nixl_ep": ("nixl_ep", _nixl_ep),
     # A library: no module of theirs is looked for.
     "nvidia-nccl-cu12": ("", _nccl),
     "nvidia-nccl-cu13": ("", _nccl),

@@ -55,6 +55,9 @@ def serve(rank: int, options: dict[str, Any], port: int, pipe: Any) -> None:
 class Comers:
     """The ranks' processes, some of which may be missing."""
 
+    #: The main loop of a rank's process.
+    serve = staticmethod(serve)
+
     def __init__(
         self,
         nodes: int = 1,
@@ -89,7 +92,7 @@ class Comers:
         for rank in ranks:
             ours, theirs = self._context.Pipe()
             args = (rank, self._options, self.store.port, theirs)
-            process = self._context.Process(target=serve, args=args, daemon=True)
+            process = self._context.Process(target=self.serve, args=args, daemon=True)
             process.start()
             self._ranks[rank] = process, ours
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Callable
 
 import agents
@@ -235,9 +236,12 @@ def test_memory_views_are_refused_with_words(ucx_dir: str) -> None:
 
 def test_no_folder_is_made_beside_nixl_ep(plugin_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl_ep", sys)
-    with pytest.raises(RuntimeError, match="nixl_ep is imported"):
+    with pytest.raises(RuntimeError, match="nixl_ep is imported.*uccl-rs-nixl-ep"):
         uccl.nixl_plugin_dir(instead_of_ucx=True)
     assert uccl.nixl_plugin_dir() == plugin_dir
+    # This project's needs no UCX.
+    monkeypatch.setitem(sys.modules, "nixl_ep", SimpleNamespace(IS_OVER_UCCL=True))
+    uccl.nixl_plugin_dir(instead_of_ucx=True)
 
 
 def test_the_command_prints_the_folder(plugin_dir: str) -> None:

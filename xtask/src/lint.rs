@@ -16,8 +16,14 @@ const RUFF: &str = "ruff==0.14.5";
 /// The checker of types in Python, and the package whose types tests use.
 const MYPY: &[&str] = &["mypy==1.18.2", "pytest==8.4.2"];
 /// Code for the oldest Python.
-const TYPED: &[&str] =
-    &["python/uccl", "python/build", "python/mooncake", "examples/python", "examples/moe"];
+const TYPED: &[&str] = &[
+    "python/uccl",
+    "python/build",
+    "python/mooncake",
+    "python/nixl_ep",
+    "examples/python",
+    "examples/moe",
+];
 /// Code for developers, some of which needs this version of Python.
 const NEWER: [&str; 4] = ["--python-version", "3.11", "bench", "tests"];
 

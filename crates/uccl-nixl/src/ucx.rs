@@ -34,7 +34,8 @@ fn refuse_beside(kernels: Option<&Path>) -> Result<()> {
     let Some(library) = kernels else { return Ok(()) };
     Err(Error::Invalid(format!(
         "{} is loaded, and its kernels need UCX itself, not UCCL under UCX's name: \
-         unset NIXL_PLUGIN_DIR, or make its folder without --instead-of-ucx",
+         unset NIXL_PLUGIN_DIR, or make its folder without --instead-of-ucx; or install \
+         uccl-rs-nixl-ep, which brings nixl_ep without UCX",
         library.display()
     )))
 }
@@ -96,6 +97,7 @@ mod tests {
         let refused = refuse_beside(Some(Path::new("/site/nixl_ep_cpp_torch211.so")));
         let refused = refused.expect_err("refused").to_string();
         assert!(refused.contains("nixl_ep_cpp_torch211.so"), "{refused}");
+        assert!(refused.contains("uccl-rs-nixl-ep"), "{refused}");
     }
 
     #[test]

@@ -103,6 +103,8 @@ class LowLatencyDispatchOptions(NamedTuple):
     """Nanoseconds of waits by rank are added to it."""
     has_hook: bool
     """Whether a hook receives, some time after the sending."""
+    rank_bound: int
+    """Ranks that received rows have room for; those from there on take no part."""
 
 
 class LowLatencyCombineOptions(NamedTuple):

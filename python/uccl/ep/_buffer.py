@@ -483,6 +483,7 @@ class Buffer(BaseBuffer):
         *,
         use_nvfp4: bool = False,
         x_global_scale: torch.Tensor | float | None = None,
+        rank_bound: int | None = None,
         **unknown: Any,
     ) -> tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook | None]:
         """Sends each token to its experts, quantised on the way with ``use_fp8`` or ``use_nvfp4``.
@@ -509,6 +510,9 @@ class Buffer(BaseBuffer):
             use_nvfp4: Whether rows are E2M1, with an E4M3 scale for 16 values, ``amax / 6 *
                 x_global_scale``. ``use_fp8`` is then not read.
             x_global_scale: NVFP4's global scale: a number, or a tensor of one f32; 1 if it is None.
+            rank_bound: The number of ranks, from rank 0 on, that received rows have room for: R in
+                the shapes of rows and scales below, and of the combine's ``x``. The other ranks are
+                masked or absent; tokens of theirs are not received. None: all.
 
         Returns:
             The rows, or a pair of rows and scales; ``count`` ``[E/R]`` i32; a handle; an event; and
@@ -539,6 +543,11 @@ class Buffer(BaseBuffer):
         check_count("num_experts", num_experts)
         if hidden % GROUP:
             raise ValueError(f"hidden is a multiple of {GROUP}, not {hidden}")
+        bound = self.group_size if rank_bound is None else rank_bound
+        if not self.rank < bound <= self.group_size:
+            raise ValueError(
+                f"rank_bound is {self.rank + 1} to {self.group_size} on rank {self.rank}, not {bound}"
+            )
         options = LowLatencyDispatchOptions(
             max_tokens,
             num_experts,
@@ -546,6 +555,7 @@ class Buffer(BaseBuffer):
             cumulative_local_expert_recv_stats,
             dispatch_wait_recv_cost_stats,
             bool(return_recv_hook),
+            bound,
         )
         call = self._call(
             "low_latency_dispatch",
@@ -563,6 +573,7 @@ class Buffer(BaseBuffer):
             dispatch = backend.low_latency_dispatch(x, topk_idx, options)
             handle = LowLatencyHandle((*dispatch.tables, max_tokens, hidden, num_experts))
             handle.owner, handle.stream = self, backend.current_stream()
+            handle.rank_bound = bound
 
             def receive() -> None:
                 handle.state = dispatch.receive()
@@ -684,7 +695,7 @@ class Buffer(BaseBuffer):
     def _combine_shape(self, handle: LowLatencyHandle) -> tuple[int, int, int]:
         """The shape of the experts' rows for a combine."""
         _, _, max_tokens, hidden, num_experts = handle
-        return num_experts // self.group_size, self.group_size * max_tokens, hidden
+        return num_experts // self.group_size, handle.rank_bound * max_tokens, hidden
 
     def _check_stats(self, name: str, stats: torch.Tensor | None) -> None:
         if stats is not None:

@@ -29,6 +29,8 @@ class LowLatencyHandle(tuple[Any, ...]):
     """The current stream at the dispatch; None on the CPU."""
     to_combine: torch.Tensor | None = None
     """Memory that the caller got for its rows: a combine with ``zero_copy`` sends it."""
+    rank_bound: int
+    """Ranks that the received rows have room for."""
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 from uccl.nixl import _find
 
@@ -39,17 +39,24 @@ def plugin_dir(
     choose among those installed. Nothing of NIXL is loaded for that.
 
     With ``instead_of_ucx`` NIXL finds this project's plugin under the name ``UCX`` too, for programs that ask for
-    that backend alone. Kernels of ``nixl_ep`` need UCX itself: the plugin refuses to be ``UCX`` in a process that
-    has loaded them, and this function raises ``RuntimeError`` there.
+    that backend alone. Kernels of NIXL's ``nixl_ep`` need UCX itself: the plugin refuses to be ``UCX`` in a process
+    that has loaded them, and this function raises ``RuntimeError`` there. The ``nixl_ep`` of the distribution
+    ``uccl-rs-nixl-ep`` needs no UCX.
 
     Raises :class:`NixlNotFound` (an ``ImportError``) if NIXL is not installed, or too old for this plugin;
     ``FileNotFoundError`` if there are no plugins where they should be; ``OSError`` if no folder can be made.
     """
     from uccl import _core
 
-    if instead_of_ucx and "nixl_ep" in sys.modules:
+    if instead_of_ucx and _needs_ucx(sys.modules.get("nixl_ep")):
         raise RuntimeError(
-            "nixl_ep is imported here, and its kernels need UCX itself: instead_of_ucx is for programs without it"
+            "NIXL's nixl_ep is imported here, and its kernels need UCX itself: instead_of_ucx is for programs without "
+            "it, or with uccl-rs-nixl-ep (python/nixl_ep in the sources of uccl-rs), which brings nixl_ep over uccl.ep"
         )
     theirs = _find.plugins() if nixl_plugins is None else os.fspath(nixl_plugins)
     return str(_core._nixl_plugin_dir(str(_PLUGIN), theirs, instead_of_ucx))
+
+
+def _needs_ucx(nixl_ep: Any) -> bool:
+    """Whether a module ``nixl_ep`` is NIXL's own, and not that of ``uccl-rs-nixl-ep``."""
+    return nixl_ep is not None and not getattr(nixl_ep, "IS_OVER_UCCL", False)

@@ -81,7 +81,7 @@ class CudaBackend(NormalMode, LowLatencyMode):
         x = torch.empty((0, GROUP), dtype=torch.bfloat16, device=self.device)
         choices = torch.empty((0, 1), dtype=torch.int64, device=self.device)
         ranks, row_format = self.group.ranks, UNSCALED["bytes"]
-        options = LowLatencyDispatchOptions(1, ranks, row_format, None, None, False)
+        options = LowLatencyDispatchOptions(1, ranks, row_format, None, None, False, ranks)
         self.low_latency_dispatch(x, choices, options).receive()
 
     def set_mask(self, rank: int, is_masked: bool) -> None:

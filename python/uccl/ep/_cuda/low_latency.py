@@ -97,10 +97,10 @@ class LowLatencyMode:
         self, x: torch.Tensor, topk_idx: torch.Tensor, options: LowLatencyDispatchOptions
     ) -> CudaLowLatencyDispatch:
         """Prepares to send rows of bf16."""
-        max_tokens, num_experts, row_format, stats, waits, _ = options
+        max_tokens, num_experts, row_format, stats, waits, _, rank_bound = options
         group, (tokens, hidden) = self.group, x.shape
         device, ranks, empty = group.device, group.ranks, group.empty
-        local, rows = num_experts // ranks, ranks * max_tokens
+        local, rows = num_experts // ranks, rank_bound * max_tokens
         check("topk_idx", topk_idx, (tokens, None), torch.int64, torch.int32, device=device)
         if stats is not None:
             name = "cumulative_local_expert_recv_stats"
@@ -130,6 +130,7 @@ class LowLatencyMode:
             top_k=top_k,
             num_experts=num_experts,
             max_tokens=max_tokens,
+            expert_rows=rows,
             scratch=start + 4 * workspace.dispatch_scratch,
             stream=stream,
         )

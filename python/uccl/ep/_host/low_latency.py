@@ -105,12 +105,12 @@ class LowLatencyMode:
         self, x: torch.Tensor, topk_idx: torch.Tensor, options: LowLatencyDispatchOptions
     ) -> HostLowLatencyDispatch:
         """Begins to send rows of bf16."""
-        max_tokens, num_experts, row_format, stats, waits, has_hook = options
+        max_tokens, num_experts, row_format, stats, waits, has_hook, rank_bound = options
         ranks, (tokens, hidden) = self.native.ranks, x.shape
         routing = routing_of(topk_idx, num_experts, ranks)
         if routing.tokens != tokens:
             raise ValueError(f"x has {tokens} tokens, and topk_idx {routing.tokens}")
-        local, rows = num_experts // ranks, ranks * max_tokens
+        local, rows = num_experts // ranks, rank_bound * max_tokens
         recv = row_format.recv_tensors(self.memory, (local, rows, hidden))
         native = _core.EpDispatch(
             self.native,

@@ -48,7 +48,7 @@ impl Combine {
     /// [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only
     /// this combine uses until then.
     pub unsafe fn new(handle: &Arc<Handle>, input: &CombineInput, scratch: u64) -> Result<Self> {
-        let Handle { group, routes, slots, generation, placement } = &**handle;
+        let Handle { group, routes, slots, generation, placement, .. } = &**handle;
         group.check_of(*generation, Phase::Combine)?;
         let len = 2 * input.hidden;
         check_rows("rows", input.rows, input.stride, len)?;

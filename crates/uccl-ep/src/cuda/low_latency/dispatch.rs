@@ -28,6 +28,7 @@ pub struct Dispatch {
     group: Arc<Group>,
     send: Send,
     slots: usize,
+    expert_rows: usize,
     /// The group's generation when it was prepared.
     generation: u32,
     is_begun: bool,
@@ -38,6 +39,7 @@ pub struct Handle {
     pub(super) group: Arc<Group>,
     pub(super) routes: Routes,
     pub(super) slots: usize,
+    expert_rows: usize,
     /// The group's generation at the dispatch.
     pub(super) generation: u32,
     /// The address of the dispatch's number and place, and of the ranks that it left out.
@@ -87,7 +89,20 @@ impl Dispatch {
             in_chunks: u32::from(group.can_fuse() && is_small_batch(slots, choices.top_k)),
         };
         let (group, generation) = (Arc::clone(group), group.generation());
-        Ok(Self { group, send, slots, generation, is_begun: false })
+        Ok(Self { group, send, slots, expert_rows: slots * ranks, generation, is_begun: false })
+    }
+
+    /// Has the outputs' memory end after `rows` rows of each local expert. Rows behind them are
+    /// not received: the ranks that take part send no more.
+    ///
+    /// # Errors
+    /// That is more than all ranks may send.
+    pub fn with_expert_rows(self, rows: usize) -> Result<Self> {
+        if rows > self.expert_rows {
+            let why = format!("{rows} rows of an expert, and all ranks send {}", self.expert_rows);
+            return Err(Error::invalid(why));
+        }
+        Ok(Self { expert_rows: rows, ..self })
     }
 
     /// Enqueues the send.
@@ -125,8 +140,9 @@ impl Dispatch {
     ///
     /// # Safety
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
-    /// `outputs` has memory for `slots` rows of each rank for each local expert, which only this
-    /// call uses until its work has ended.
+    /// `outputs` has memory for `slots` rows of each rank for each local expert, or for as many as
+    /// [`with_expert_rows`](Self::with_expert_rows) says, which only this call uses until its work
+    /// has ended.
     pub unsafe fn receive(mut self, outputs: &DispatchOutput, stream: &Stream) -> Result<Handle> {
         self.group.check_of(self.generation, Phase::Dispatch)?;
         let receive = self.receive_params(outputs)?;
@@ -148,18 +164,18 @@ impl Dispatch {
             unsafe { self.group.launch(stream, (kernel, rows), &receive)? };
         }
         let Send { call, routes, .. } = self.send;
-        let Self { group, slots, generation, .. } = self;
-        Ok(Handle { group, routes, slots, generation, placement: call.placement })
+        let Self { group, slots, expert_rows, generation, .. } = self;
+        Ok(Handle { group, routes, slots, expert_rows, generation, placement: call.placement })
     }
 
     fn receive_params(&self, outputs: &DispatchOutput) -> Result<Receive> {
-        let Self { group, send: Send { call, routes, area, .. }, slots, .. } = self;
+        let Self { group, send: Send { call, routes, area, .. }, slots, expert_rows, .. } = self;
         let (call, routes, area, slots) = (*call, *routes, *area, *slots);
+        let expert_rows = *expert_rows;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         if outputs.scales.is_none() && area.scales > 0 {
             return Err(Error::invalid("quantised rows have scales"));
         }
-        let expert_rows = slots * group.ranks();
         let (words, [row, expert, word], tile_rows) = match outputs.scales {
             None => (0, [0; 3], 0),
             Some(ScalesOut::Strided { words, row_stride, expert_stride, word_stride }) => {
@@ -201,7 +217,7 @@ impl Handle {
     /// Rows of each local expert.
     #[must_use]
     pub fn expert_rows(&self) -> usize {
-        self.slots * self.group.ranks()
+        self.expert_rows
     }
 }
 

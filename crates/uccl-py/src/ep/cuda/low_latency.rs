@@ -74,9 +74,10 @@ pub(crate) struct PyLowLatencyDispatch {
 #[pymethods]
 impl PyLowLatencyDispatch {
     /// Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is at an address,
-    /// unless that is 0, and else a number.
+    /// unless that is 0, and else a number. The outputs have `expert_rows` rows for each local
+    /// expert.
     #[new]
-    #[pyo3(signature = (group, *, rows, stride, format, len, global_scale, global_scale_at, experts, is_64, tokens, top_k, num_experts, max_tokens, scratch, stream))]
+    #[pyo3(signature = (group, *, rows, stride, format, len, global_scale, global_scale_at, experts, is_64, tokens, top_k, num_experts, max_tokens, expert_rows, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         group: &PyCudaGroup,
@@ -92,6 +93,7 @@ impl PyLowLatencyDispatch {
         top_k: usize,
         num_experts: usize,
         max_tokens: usize,
+        expert_rows: usize,
         scratch: u64,
         stream: u64,
     ) -> PyResult<Self> {
@@ -102,6 +104,7 @@ impl PyLowLatencyDispatch {
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
         let new = unsafe { Dispatch::new(&group.group, &tokens, &choices, max_tokens, scratch) };
+        let new = new.and_then(|dispatch| dispatch.with_expert_rows(expert_rows));
         let dispatch = Mutex::new(Some(new.map_err(|e| exception(&e))?));
         Ok(Self { dispatch: DetachedDrop::new(dispatch), stream })
     }
