@@ -222,8 +222,8 @@ impl Bundle {
         state.sources.insert((flow, message), Source { payload, slot, outbox });
         state.scheduler.push(flow, message, total, tag, now_us);
         drop(state);
-        // A thread for each chunk, also when they are of several messages. One whose streams are slow
-        // rings for a better one.
+        // A thread for each chunk, also when they are of several messages. One whose streams are
+        // slow rings for a better one.
         let chunks = total.div_ceil(self.chunk_len) as usize;
         let first = self.next_bell.fetch_add(chunks, Ordering::Relaxed);
         for at in 0..chunks.min(self.bells.len()) {

@@ -60,8 +60,8 @@ impl FlowsState {
         }
     }
 
-    /// Has threads that sleep look for work, since some is about to come: they look for a moment, and
-    /// it does not wait for them. Without such a moment they would only fall asleep again.
+    /// Has threads that sleep look for work, since some is about to come: they look for a moment,
+    /// and it does not wait for them. Without such a moment they would only fall asleep again.
     pub(crate) fn rouse(&self) {
         if !self.settings.spin.is_zero() {
             self.workers.iter().for_each(|worker| worker.bell().rouse());

@@ -1,11 +1,11 @@
 //! NCCL's plan between hosts: the channels and the bandwidth that follow from a device's speed.
 //!
-//! Before a communicator is connected, NCCL searches for rings from the GPU to the network and back.
-//! A ring has one of a few speeds ([`Generation`]). The search begins with the fastest that the
-//! device can carry and goes on to slower ones, as long as each is about half of the best one or
-//! more, and keeps the rings with the greatest sum. So a device of 10 GB/s gets four rings of 2.4
-//! GB/s instead of one of 6, and each ring is two channels. Networks that cost processor time per
-//! message lose by many channels: [`offered_mbps`] is a speed that gives few.
+//! Before a communicator is connected, NCCL searches for rings from the GPU to the network and
+//! back. A ring has one of a few speeds ([`Generation`]). The search begins with the fastest that
+//! the device can carry and goes on to slower ones, as long as each is about half of the best one
+//! or more, and keeps the rings with the greatest sum. So a device of 10 GB/s gets four rings of
+//! 2.4 GB/s instead of one of 6, and each ring is two channels. Networks that cost processor time
+//! per message lose by many channels: [`offered_mbps`] is a speed that gives few.
 //!
 //! The figures are those of NCCL 2.19 to 2.30 for one GPU and one device of each host.
 
@@ -91,8 +91,8 @@ impl Plan {
         ((SIMPLE_US - LL_US) * f64::from(self.mb_per_s)) as u64
     }
 
-    /// The microseconds that NCCL's model gives an all-reduce of two ranks by rings, with LL and with
-    /// Simple.
+    /// The microseconds that NCCL's model gives an all-reduce of two ranks by rings, with LL and
+    /// with Simple.
     #[must_use]
     pub fn all_reduce_us(self, bytes: u64) -> [f64; 2] {
         let each = bytes as f64 / f64::from(self.mb_per_s.max(1));
