@@ -80,6 +80,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", required=True, help="bytes, with commas between them")
     parser.add_argument("--ops", default="all_reduce,all_to_all")
+    parser.add_argument(
+        "--no-idle", action="store_true", help="do not look at the time between them"
+    )
     options = parser.parse_args()
     torch.cuda.set_device(RANK % torch.cuda.device_count())
     dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
@@ -96,13 +99,14 @@ def main() -> int:
                     "cores": cores,
                 }
                 print("row " + json.dumps(row), flush=True)
-    # Between collectives: nothing is asked for.
-    time.sleep(0.5)
-    cpu, start = cpu_s(), time.perf_counter()
-    time.sleep(2)
-    if RANK == 0:
-        idle = (cpu_s() - cpu) / (time.perf_counter() - start)
-        print("row " + json.dumps({"op": "idle", "bytes": 0, "cores": idle}), flush=True)
+    if not options.no_idle:
+        # Between collectives: nothing is asked for.
+        time.sleep(0.5)
+        cpu, start = cpu_s(), time.perf_counter()
+        time.sleep(2)
+        if RANK == 0:
+            idle = (cpu_s() - cpu) / (time.perf_counter() - start)
+            print("row " + json.dumps({"op": "idle", "bytes": 0, "cores": idle}), flush=True)
     dist.destroy_process_group()
     return 0
 

@@ -102,6 +102,8 @@ struct Facts {
     frameworks: Vec<Finding>,
     /// The variable that selects NCCL's interfaces, and its text.
     nccl_selection: Option<(&'static str, String)>,
+    /// The speed of NCCL's device in Mbit/s, as a variable tells it.
+    nccl_mbps: Option<u32>,
 }
 
 impl Facts {
@@ -117,6 +119,7 @@ impl Facts {
             settings: Config::from_env().map_err(|error| error.to_string()),
             frameworks: frameworks::gather(),
             nccl_selection: nccl::selection(),
+            nccl_mbps: nccl::told_mbps(),
         })
     }
 }
@@ -165,7 +168,11 @@ fn examine(facts: &Facts) -> Vec<Finding> {
         network::congestion(facts),
         network::socket_buffers(facts),
         network::network(facts),
-        nccl::interfaces(&facts.topology.interfaces, facts.nccl_selection.as_ref()),
+        nccl::interfaces(
+            &facts.topology.interfaces,
+            facts.nccl_selection.as_ref(),
+            facts.nccl_mbps,
+        ),
         host::cpus(facts),
         host::numa(facts),
         host::huge_pages(facts),

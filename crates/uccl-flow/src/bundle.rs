@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -19,9 +19,13 @@ use crate::{
     core::{Action, Params, Part, Scheduler},
     counters::PeerCounters,
     error::{Backlog, FlowError, Peer},
+    rate::BusyRate,
     settings::Settings,
     socket::Span,
 };
+
+#[cfg(test)]
+mod tests;
 
 /// Pings within the limit.
 const PINGS: u64 = 4;
@@ -79,15 +83,18 @@ pub(crate) struct Bundle {
     state: Mutex<State>,
     begun: Instant,
     users: AtomicUsize,
-    /// The thread that the next message wakes first.
+    /// The thread that the next chunk wakes.
     next_bell: AtomicUsize,
     bells: Vec<Arc<Bell>>,
     chunk_len: u64,
     limit: Duration,
+    /// The greatest rate of all bundles in bytes per second; 0 before any.
+    greatest_rate: Arc<AtomicU64>,
 }
 
 struct State {
     scheduler: Scheduler,
+    rate: BusyRate,
     sources: HashMap<(u64, u64), Source>,
     streams: Vec<StreamState>,
     is_closed: bool,
@@ -118,7 +125,12 @@ struct StreamState {
 unsafe impl Send for State {}
 
 impl Bundle {
-    pub(crate) fn new(target: Target, settings: &Settings, bells: Vec<Arc<Bell>>) -> Self {
+    pub(crate) fn new(
+        target: Target,
+        settings: &Settings,
+        bells: Vec<Arc<Bell>>,
+        greatest_rate: Arc<AtomicU64>,
+    ) -> Self {
         let chunk_len = settings.chunk_len as u64;
         let params = Params {
             streams: settings.streams,
@@ -131,6 +143,7 @@ impl Bundle {
         };
         let state = State {
             scheduler: Scheduler::new(params),
+            rate: BusyRate::default(),
             sources: HashMap::new(),
             streams: vec![StreamState::default(); settings.streams],
             is_closed: false,
@@ -150,6 +163,7 @@ impl Bundle {
             bells,
             chunk_len,
             limit: settings.limit,
+            greatest_rate,
         }
     }
 
@@ -202,14 +216,16 @@ impl Bundle {
         }
         if state.sources.is_empty() {
             state.busy_us = now_us;
+            state.rate.on_busy(now_us);
         }
         let outbox = Arc::clone(outbox);
         state.sources.insert((flow, message), Source { payload, slot, outbox });
         state.scheduler.push(flow, message, total, tag, now_us);
-        let best = state.scheduler.best();
         drop(state);
+        // A thread for each chunk, also when they are of several messages. One whose streams are
+        // slow rings for a better one.
         let chunks = total.div_ceil(self.chunk_len) as usize;
-        let first = best.unwrap_or_else(|| self.next_bell.fetch_add(1, Ordering::Relaxed));
+        let first = self.next_bell.fetch_add(chunks, Ordering::Relaxed);
         for at in 0..chunks.min(self.bells.len()) {
             self.bells[(first + at) % self.bells.len()].ring();
         }
@@ -366,6 +382,10 @@ impl Bundle {
             match action {
                 Action::Sent { flow, message } => {
                     if let Some(source) = state.sources.remove(&(flow, message)) {
+                        let (len, now_us) = (source.payload.len as u64, self.now_us());
+                        if let Some(rate) = state.rate.on_sent(len, now_us) {
+                            self.greatest_rate.fetch_max(rate, Ordering::Relaxed);
+                        }
                         source.outbox.ended.fetch_or(1 << source.slot, Ordering::Release);
                     }
                 }

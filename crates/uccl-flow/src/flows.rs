@@ -16,7 +16,7 @@ use uccl_device::HostIdentity;
 
 use crate::{
     bell::Waker,
-    counters::PeerCounters,
+    counters::{PeerCounters, Totals},
     error::FlowError,
     io::{greeter::Greeter, worker::Worker},
     port::Port,
@@ -64,6 +64,8 @@ impl Flows {
             workers,
             bundles: Mutex::default(),
             sinks: RwLock::default(),
+            totals: Mutex::default(),
+            greatest_rate: Arc::default(),
             heard: Mutex::default(),
             instance: u64::from_le_bytes(random()?),
             key: random()?,
@@ -105,6 +107,20 @@ impl Flows {
     pub fn counters(&self) -> Vec<PeerCounters> {
         let bundles: Vec<_> = self.owner.shared.bundles.lock().values().cloned().collect();
         bundles.iter().map(|bundle| bundle.counters()).collect()
+    }
+
+    /// Messages of all flows that have been closed.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        *self.owner.shared.totals.lock()
+    }
+
+    /// The greatest rate in bytes per second at which large messages went to one process, while
+    /// there were always some; none before 16 MiB have gone so.
+    #[must_use]
+    pub fn greatest_rate(&self) -> Option<u64> {
+        let rate = self.owner.shared.greatest_rate.load(Ordering::Relaxed);
+        (rate > 0).then_some(rate)
     }
 
     pub(crate) fn shared(&self) -> &Arc<FlowsState> {

@@ -30,6 +30,7 @@ mod flows;
 mod io;
 mod listener;
 mod port;
+mod rate;
 mod recv;
 mod send;
 mod settings;
@@ -41,7 +42,7 @@ mod small_tests;
 mod socket;
 
 pub use connect::Connect;
-pub use counters::PeerCounters;
+pub use counters::{PeerCounters, Totals, Traffic};
 pub use error::{Backlog, ErrorClass, FlowError, Peer, SystemError};
 pub use flows::Flows;
 pub use listener::Listener;

@@ -56,15 +56,18 @@ impl RecvFlow {
         const { assert!(MAX_GROUP == 1) };
         let memory = Span { addr: buffer.ptr, len: buffer.len };
         // SAFETY: the caller promises the memory.
-        let (slot, had_early) = unsafe { self.sink.post(memory) }?;
-        if had_early {
+        let posted = unsafe { self.sink.post(memory) }?;
+        if posted.had_early {
             let (instance, flow) = (self.sink.peer.instance, self.sink.flow);
-            let posted = self.sink.posted();
+            let count = self.sink.posted();
             for worker in &self.flows.shared().workers {
-                worker.send(Mail::Posted { instance, flow, posted });
+                worker.send(Mail::Posted { instance, flow, posted: count });
             }
         }
-        Ok(slot)
+        if posted.is_large {
+            self.flows.shared().rouse();
+        }
+        Ok(posted.slot)
     }
 
     /// The length in bytes of the message of a receive that has ended; `None` if it has not. The
@@ -86,13 +89,21 @@ impl RecvFlow {
 
     /// Closes the flow. Afterwards no byte lands in memory that was posted. Returns at once.
     pub fn close(&self) {
-        self.flows.shared().sinks.write().remove(&self.sink.flow);
+        let shared = self.flows.shared();
+        shared.sinks.write().remove(&self.sink.flow);
         self.sink.close();
+        let traffic = std::mem::take(&mut self.sink.state.lock().traffic);
+        shared.totals.lock().received.add(traffic);
     }
 }
 
 #[cfg(test)]
 impl RecvFlow {
+    /// Whether threads are roused for the next receive.
+    pub(crate) fn expects_large(&self) -> bool {
+        self.sink.state.lock().was_large
+    }
+
     /// Waits until the own stream's socket has so many bytes.
     pub(crate) fn wait_for_bytes(&self, count: usize) {
         let has_all = || {
@@ -185,6 +196,8 @@ fn take_ahead(sink: &Sink, state: &mut SinkState) -> Result<bool, FlowError> {
         if !receive.is_done {
             return Ok(true);
         }
+        state.traffic.add_small(receive.total);
+        state.was_large = false;
         state.begun = None;
     }
 }

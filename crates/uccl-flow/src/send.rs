@@ -12,6 +12,7 @@ use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
 
 use crate::{
     bundle::{Bundle, Outbox},
+    counters::Traffic,
     error::{Backlog, FlowError, Peer},
     flows::Flows,
     slots::{Order, Slot, Slots},
@@ -37,6 +38,7 @@ struct State {
     next: u64,
     failure: Option<FlowError>,
     last_progress: Instant,
+    traffic: Traffic,
 }
 
 struct Message {
@@ -67,6 +69,7 @@ impl SendFlow {
             next: 0,
             failure: None,
             last_progress: Instant::now(),
+            traffic: Traffic::default(),
         };
         bundle.add(flow);
         Self { state: Mutex::new(state), bundle, outbox: Arc::default(), flow, flows }
@@ -109,9 +112,11 @@ impl SendFlow {
         let Some(slot) = state.slots.insert(message) else { return Ok(None) };
         state.next += 1;
         if is_large {
+            state.traffic.add_large(len);
             self.outbox.ended.fetch_and(!(1 << slot.index()), Ordering::Relaxed);
             self.bundle.push(&head, payload, slot.index(), &self.outbox)?;
         } else {
+            state.traffic.add_small(len);
             state.queue.push(slot.index());
             self.flush(&mut state)?;
         }
@@ -154,6 +159,7 @@ impl SendFlow {
             .replace(FlowError::Closed)
             .is_none_or(|old| !matches!(old, FlowError::Closed))
         {
+            self.flows.shared().totals.lock().sent.add(state.traffic);
             self.flows.shared().leave(&self.bundle, self.flow, &self.outbox);
         }
     }

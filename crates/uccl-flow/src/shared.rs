@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Instant,
 };
 
@@ -13,6 +16,7 @@ use crate::{
     attempt::Route,
     bell::Waker,
     bundle::{Bundle, Outbox, Target},
+    counters::Totals,
     error::{FlowError, Peer},
     port::{Mail, Port},
     settings::Settings,
@@ -36,6 +40,10 @@ pub(crate) struct FlowsState {
     pub(crate) workers: Vec<Arc<Port>>,
     /// Bundles of streams to other processes, by instance.
     pub(crate) bundles: Mutex<HashMap<u64, Arc<Bundle>>>,
+    /// Messages of flows that have been closed.
+    pub(crate) totals: Mutex<Totals>,
+    /// The greatest rate of large messages to a process in bytes per second; 0 before any.
+    pub(crate) greatest_rate: Arc<AtomicU64>,
     /// Receiving ends, by flow.
     pub(crate) sinks: RwLock<HashMap<u64, Arc<Sink>>>,
 }
@@ -49,6 +57,14 @@ impl FlowsState {
         let sinks: Vec<_> = self.sinks.read().values().cloned().collect();
         for sink in sinks {
             sink.state.lock().end(failure.clone());
+        }
+    }
+
+    /// Has threads that sleep look for work, since some is about to come: they look for a moment,
+    /// and it does not wait for them. Without such a moment they would only fall asleep again.
+    pub(crate) fn rouse(&self) {
+        if !self.settings.spin.is_zero() {
+            self.workers.iter().for_each(|worker| worker.bell().rouse());
         }
     }
 
@@ -88,7 +104,8 @@ impl FlowsState {
         }
         let bells = self.workers.iter().map(|worker| Arc::clone(worker.bell())).collect();
         let target = Target { peer: peer.clone(), key, routes: routes() };
-        let bundle = Arc::new(Bundle::new(target, &self.settings, bells));
+        let bundle =
+            Arc::new(Bundle::new(target, &self.settings, bells, Arc::clone(&self.greatest_rate)));
         bundles.insert(peer.instance, Arc::clone(&bundle));
         for index in 0..self.settings.streams {
             let worker = &self.workers[index % self.workers.len()];
@@ -105,6 +122,9 @@ impl FlowsState {
             bundles.remove(&bundle.target.peer.instance);
         }
         drop(bundles);
+        if is_last {
+            tracing::info!("{}", bundle.counters());
+        }
         bundle.forget(flow, outbox, is_last);
     }
 }

@@ -11,6 +11,7 @@ use uccl_wire::flow::FlowHead;
 
 use crate::{
     core::{Inbox, Params, Verdict},
+    counters::Traffic,
     error::{Backlog, FlowError, Peer},
     slots::{Slot, Slots},
     socket::Span,
@@ -36,6 +37,19 @@ pub(crate) struct SinkState {
     pub(crate) begun: Option<usize>,
     pub(crate) failure: Option<FlowError>,
     pub(crate) last_progress: Instant,
+    pub(crate) traffic: Traffic,
+    /// The last message came in chunks: the next one may, too.
+    pub(crate) was_large: bool,
+}
+
+/// A receive that has been posted.
+pub(crate) struct NewReceive {
+    /// None if there was no room.
+    pub(crate) slot: Option<Slot>,
+    /// The sender has to hear of it, since chunks have come before.
+    pub(crate) had_early: bool,
+    /// Its message probably comes in chunks.
+    pub(crate) is_large: bool,
 }
 
 /// Bytes that were read ahead.
@@ -80,26 +94,28 @@ impl Sink {
             begun: None,
             failure: None,
             last_progress: Instant::now(),
+            traffic: Traffic::default(),
+            was_large: false,
         };
         Arc::new(Self { flow, peer, state: Mutex::new(state) })
     }
 
-    /// Posts a receive. Also whether the sender has to hear of it, since chunks have come before.
+    /// Posts a receive.
     ///
     /// # Safety
     /// As for [`RecvFlow::post`](crate::RecvFlow::post).
-    pub(crate) unsafe fn post(&self, memory: Span) -> Result<(Option<Slot>, bool), FlowError> {
+    pub(crate) unsafe fn post(&self, memory: Span) -> Result<NewReceive, FlowError> {
         let mut state = self.state.lock();
         state.check()?;
         if state.slots.is_full() {
-            return Ok((None, false));
+            return Ok(NewReceive { slot: None, had_early: false, is_large: false });
         }
         let number = state.inbox.post(memory.len as u64);
         let slot =
             state.slots.insert(Receive { number, memory, total: 0, received: 0, is_done: false });
         let had_early = state.inbox.has_early();
         self.take_early(&mut state);
-        Ok((slot, had_early))
+        Ok(NewReceive { slot, had_early, is_large: state.was_large })
     }
 
     /// The number of receives that have been posted.
@@ -187,6 +203,8 @@ impl Sink {
         {
             receive.total = head.total as usize;
             receive.is_done = true;
+            state.traffic.add_large(receive.total);
+            state.was_large = true;
         }
     }
 

@@ -53,3 +53,35 @@ fn a_small_message_takes_one_system_call_on_each_side() {
         assert!(room[..len] == data[..]);
     }
 }
+
+#[test]
+fn threads_are_roused_for_large_messages_alone() {
+    let flows = Flows::new(Settings::default()).expect("flows");
+    let (send, recv) = pair(&flows);
+    let longest = flows.settings().small_max;
+    let exchange = |len: usize| {
+        let (data, mut room) = (vec![7u8; len], vec![0u8; 1 << 20]);
+        let buffer = Buffer { ptr: room.as_mut_ptr(), len: room.len(), tag: 0 };
+        // SAFETY: the memory lives until both have ended, below.
+        let (receive, message) =
+            unsafe { (recv.post(&[buffer]), send.post(data.as_ptr(), len, 0)) };
+        let receive = receive.expect("no error").expect("a slot");
+        let message = message.expect("no error").expect("a slot");
+        until(|| send.test(message).expect("no error"));
+        until(|| recv.test(receive).expect("no error"));
+    };
+    for (len, expects) in [(longest, false), (longest + 1, true), (3 << 17, true), (8, false)] {
+        exchange(len);
+        assert_eq!(recv.expects_large(), expects, "{len} bytes");
+    }
+    let (sent, received) = {
+        send.close();
+        recv.close();
+        let totals = flows.totals();
+        (totals.sent, totals.received)
+    };
+    let large = longest as u64 + 1 + (3 << 17);
+    assert_eq!((sent.small_messages, sent.small_bytes), (2, longest as u64 + 8));
+    assert_eq!((sent.large_messages, sent.large_bytes), (2, large));
+    assert_eq!(sent, received);
+}

@@ -34,6 +34,7 @@ pub(crate) struct Launch {
     pub(crate) limit: Duration,
     pub(crate) call_limit_ms: u64,
     pub(crate) silence_s: u64,
+    pub(crate) batch_ms: u64,
 }
 
 /// A message of a rank, or its end.
@@ -121,6 +122,7 @@ impl Launch {
                 ranks: behaviour.ranks,
                 call_limit_ms: self.call_limit_ms,
                 silence_s: self.silence_s,
+                batch_ms: self.batch_ms,
             }))?;
         }
         Ok(())

@@ -8,9 +8,11 @@
 //!   library.rs   dlopen, tables     net.rs     one way to call all versions   log.rs   the logger
 //!   launch.rs    starts ranks       rank.rs    a rank's means                 memory.rs   guarded memory
 //!   behaviours/  the list           report.rs  table and JSON            hosts.rs    namespaces
+//!   bench.rs     collectives' messages, with their times
 //! ```
 
 mod behaviours;
+mod bench;
 mod hosts;
 mod launch;
 mod library;
@@ -61,6 +63,13 @@ pub struct CheckArgs {
     /// List the checks
     #[arg(long)]
     list: bool,
+    /// Measure the messages of collectives instead, with the newest table: NCCL's sizes and order,
+    /// two ranks, GPUs that cost no time
+    #[arg(long, conflicts_with_all = ["only", "except", "list"])]
+    bench: bool,
+    /// The length of one of the bench's measurements
+    #[arg(long, default_value_t = 60, value_name = "MS")]
+    batch_ms: u64,
     /// The longest time of one check
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     limit_s: u64,
@@ -85,6 +94,9 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
             bail!("there is no check {name}: --list names them");
         }
     }
+    if args.bench {
+        return bench(args);
+    }
     let report = check(args)?;
     match args.json {
         true => println!("{}", serde_json::to_string_pretty(&report)?),
@@ -98,20 +110,45 @@ pub fn serve_parent() -> Result<()> {
     serve::serve()
 }
 
+/// Measures with the newest table of those that are wanted.
+fn bench(args: &CheckArgs) -> Result<ExitCode> {
+    let path = library(args)?;
+    let mut nets = versions(&path)?.0;
+    nets.retain(|version| args.versions.is_empty() || args.versions.contains(version));
+    let version = nets.pop().context("it has no network table of these versions")?;
+    let rows = match launch(args, path)?.run(&bench::BENCH, version)? {
+        Outcome::Passed(rows) => rows,
+        Outcome::Failed(reason) | Outcome::Skipped(reason) => bail!("{reason}"),
+    };
+    match args.json {
+        true => println!("{rows}"),
+        false => print!("{}", bench::text(&serde_json::from_str::<Vec<bench::Row>>(&rows)?)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn library(args: &CheckArgs) -> Result<PathBuf> {
+    args.library.canonicalize().with_context(|| args.library.display().to_string())
+}
+
+fn launch(args: &CheckArgs, library: PathBuf) -> Result<Launch> {
+    Ok(Launch {
+        program: env::current_exe().context("where this program is")?,
+        library,
+        limit: Duration::from_secs(args.limit_s),
+        call_limit_ms: args.call_limit_ms,
+        silence_s: args.silence_s,
+        batch_ms: args.batch_ms,
+    })
+}
+
 fn check(args: &CheckArgs) -> Result<Report> {
-    let path = args.library.canonicalize();
-    let path = path.with_context(|| args.library.display().to_string())?;
+    let path = library(args)?;
     let (nets, tuners) = versions(&path)?;
     let wanted = |version: &u32| args.versions.is_empty() || args.versions.contains(version);
     let all = nets.clone();
     let nets: Vec<u32> = nets.into_iter().filter(wanted).collect();
-    let launch = Launch {
-        program: env::current_exe().context("where this program is")?,
-        library: path.clone(),
-        limit: Duration::from_secs(args.limit_s),
-        call_limit_ms: args.call_limit_ms,
-        silence_s: args.silence_s,
-    };
+    let launch = launch(args, path.clone())?;
     let mut report = Report::new(path, all, tuners.clone());
     let chosen = |behaviour: &&Behaviour| {
         let is_named = |names: &[String]| names.iter().any(|name| name == behaviour.name);

@@ -20,6 +20,8 @@ pub(crate) struct Job {
     pub(crate) ranks: usize,
     pub(crate) call_limit_ms: u64,
     pub(crate) silence_s: u64,
+    /// The length of one of the bench's measurements.
+    pub(crate) batch_ms: u64,
 }
 
 /// The result of a check.

@@ -107,3 +107,22 @@ fn a_flag_before_its_data_is_noticed() {
 fn a_silent_death_is_noticed() {
     notices("SILENT", "killed", "no error within 3s");
 }
+
+#[test]
+fn the_bench_times_every_collective() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(library) = plugin(&folder, "NONE") else { return };
+    let output = Command::new(env!("CARGO_BIN_EXE_uccl-nccl-check"))
+        .arg(&library)
+        .args(["--bench", "--json", "--batch-ms", "1"])
+        .output()
+        .expect("the bench runs");
+    let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    assert_eq!(rows.len(), 11);
+    assert!(rows.iter().all(|row| row["us"].as_f64().is_some_and(|us| us > 0.0)), "{rows:?}");
+    // The device has 100 Gbit/s, and there is no tuner.
+    let of = |bytes: u64| rows.iter().find(|row| row["bytes"] == bytes).expect("a row");
+    assert_eq!((&of(1 << 18)["protocol"], &of(1 << 18)["channels"]), (&"LL".into(), &2.into()));
+    assert_eq!(of(1 << 20)["protocol"], "Simple");
+}

@@ -15,15 +15,12 @@ use uccl_device::{Interface, InterfaceKind, Topology, carriers, usable_addresses
 use uccl_flow::Device;
 use uccl_nccl_abi::{
     flags, memory,
+    plan::{LOOPBACK_MBPS, UNKNOWN_MBPS, offered_mbps},
     properties::{PropertiesHead, PropertiesV8, PropertiesV9, PropertiesV11, VirtualDevice},
 };
 
 use crate::{fault::Fault, log, settings::Settings};
 
-/// Mbit/s of an interface that does not say: NCCL calculates with the same.
-const UNKNOWN_MBPS: u32 = 10_000;
-/// Mbit/s of loopback: about the rate of four streams, a thread each.
-const LOOPBACK_MBPS: u32 = 80_000;
 /// The longest message: 1 TiB, the most that NCCL takes.
 const LONGEST: usize = 1 << 40;
 /// The most communicators of a device, which also bounds NCCL's channels.
@@ -35,8 +32,34 @@ pub(crate) struct NetDevice {
     pub(crate) name: &'static CStr,
     /// The folder of an interface's device in /sys.
     pci_path: Option<&'static CStr>,
-    pub(crate) speed_mbps: u32,
+    pub(crate) speed: Bandwidth,
     pub(crate) flow: Device,
+}
+
+/// A device's speed in Mbit/s.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bandwidth {
+    /// The user's figure, which NCCL gets as it is.
+    Told(u32),
+    /// The kernel's figure, or loopback's.
+    Known(u32),
+    /// Neither says.
+    Unknown,
+}
+
+impl Bandwidth {
+    /// The speed that NCCL gets, which makes it take few channels; `seen` is the greatest that
+    /// flows have had until now.
+    ///
+    /// Hosts may differ: NCCL brings the bandwidths and channels of its plan to the least of all
+    /// ranks. That does not hold for a device's latency, which is why that is the same everywhere.
+    pub(crate) fn offered_mbps(self, seen: Option<u32>) -> u32 {
+        match self {
+            Self::Told(mbps) => mbps,
+            Self::Known(mbps) => offered_mbps(mbps),
+            Self::Unknown => offered_mbps(seen.unwrap_or(0).max(UNKNOWN_MBPS)),
+        }
+    }
 }
 
 /// Finds the devices of this machine.
@@ -73,32 +96,32 @@ fn device(interfaces: &[&Interface], settings: &Settings) -> NetDevice {
     let names: Vec<_> = interfaces.iter().map(|one| one.name.as_str()).collect();
     let name = names.join("+");
     let addrs = interfaces.iter().flat_map(|one| addresses(one, settings)).collect();
-    let speed_mbps = settings.speed_mbps.unwrap_or_else(|| speed(interfaces, &name));
+    let speed = settings.speed_mbps.map_or_else(|| speed(interfaces, &name), Bandwidth::Told);
     let pci_path = match (settings.device_each, interfaces) {
         (true, [one]) => pci_path(&one.name),
         _ => None,
     };
-    NetDevice { name: forever(&name), pci_path, speed_mbps, flow: Device { name, addrs } }
+    NetDevice { name: forever(&name), pci_path, speed, flow: Device { name, addrs } }
 }
 
 /// The sum of the interfaces' speeds.
-fn speed(interfaces: &[&Interface], name: &str) -> u32 {
+fn speed(interfaces: &[&Interface], name: &str) -> Bandwidth {
     let of = |one: &&Interface| match one.kind {
         InterfaceKind::Loopback => Some(LOOPBACK_MBPS),
         _ => one.speed_mbps,
     };
     let known: u32 = interfaces.iter().filter_map(of).fold(0, u32::saturating_add);
     if known > 0 {
-        return known.min(c_int::MAX as u32);
+        return Bandwidth::Known(known.min(c_int::MAX as u32));
     }
     log::info(
         flags::NET,
         &format!(
-            "the kernel does not know the speed of {name}: NCCL plans with {UNKNOWN_MBPS} Mbit/s; \
-             UCCL_NCCL_SPEED_MBPS tells a better one"
+            "the kernel does not know the speed of {name}: NCCL plans with {UNKNOWN_MBPS} Mbit/s until \
+             more has been seen; UCCL_NCCL_SPEED_MBPS tells a better one"
         ),
     );
-    UNKNOWN_MBPS
+    Bandwidth::Unknown
 }
 
 fn pci_path(interface: &str) -> Option<&'static CStr> {
@@ -124,7 +147,7 @@ impl NetDevice {
         hash.finish()
     }
 
-    fn head(&self) -> PropertiesHead {
+    fn head(&self, speed_mbps: u32) -> PropertiesHead {
         PropertiesHead {
             name: self.name.as_ptr(),
             pci_path: self.pci_path.map_or(null(), CStr::as_ptr),
@@ -132,8 +155,9 @@ impl NetDevice {
             memory: memory::HOST,
             registration_is_global: 0,
             force_flush: 0,
-            speed_mbps: self.speed_mbps as c_int,
+            speed_mbps: speed_mbps as c_int,
             port: 0,
+            // NCCL would calculate with each rank's own figure, and ranks would choose differently.
             latency_us: 0.0,
             max_comms: MAX_COMMS,
             max_recvs: uccl_flow::MAX_GROUP as c_int,
@@ -145,12 +169,12 @@ impl NetDevice {
 
 /// Properties of one version.
 pub(crate) trait FromDevice {
-    fn from_device(device: &NetDevice, number: c_int) -> Self;
+    fn from_device(device: &NetDevice, number: c_int, speed_mbps: u32) -> Self;
 }
 
 impl FromDevice for PropertiesV8 {
-    fn from_device(device: &NetDevice, _: c_int) -> Self {
-        let head = device.head();
+    fn from_device(device: &NetDevice, _: c_int, speed_mbps: u32) -> Self {
+        let head = device.head(speed_mbps);
         Self {
             name: head.name,
             pci_path: head.pci_path,
@@ -169,9 +193,9 @@ impl FromDevice for PropertiesV8 {
 }
 
 impl FromDevice for PropertiesV9 {
-    fn from_device(device: &NetDevice, number: c_int) -> Self {
+    fn from_device(device: &NetDevice, number: c_int, speed_mbps: u32) -> Self {
         Self {
-            head: device.head(),
+            head: device.head(speed_mbps),
             virtual_device: alone(number),
             max_p2p_bytes: LONGEST,
             max_coll_bytes: LONGEST,
@@ -180,9 +204,9 @@ impl FromDevice for PropertiesV9 {
 }
 
 impl<const N: usize> FromDevice for PropertiesV11<N> {
-    fn from_device(device: &NetDevice, number: c_int) -> Self {
+    fn from_device(device: &NetDevice, number: c_int, speed_mbps: u32) -> Self {
         Self {
-            head: device.head(),
+            head: device.head(speed_mbps),
             virtual_device: alone(number),
             max_p2p_bytes: LONGEST,
             max_coll_bytes: LONGEST,
@@ -209,10 +233,20 @@ mod tests {
         let settings = Settings::from_env().expect("settings");
         let devices = find(&settings).expect("an interface, loopback at least");
         assert_eq!(devices.len(), 1);
-        assert!(!devices[0].flow.addrs.is_empty() && devices[0].speed_mbps > 0);
-        let properties = PropertiesV11::<8>::from_device(&devices[0], 0);
+        assert!(!devices[0].flow.addrs.is_empty());
+        let properties = PropertiesV11::<8>::from_device(&devices[0], 0, 10_000);
         assert_eq!(properties.head.memory, memory::HOST);
         assert!(properties.head.pci_path.is_null(), "it is virtual");
         assert_eq!(forever("eth0").as_ptr(), forever("eth0").as_ptr());
+    }
+
+    #[test]
+    fn nccl_gets_a_speed_that_takes_few_channels() {
+        assert_eq!(Bandwidth::Told(80_000).offered_mbps(None), 80_000);
+        assert_eq!(Bandwidth::Known(LOOPBACK_MBPS).offered_mbps(None), 48_000);
+        assert_eq!(Bandwidth::Known(80_000).offered_mbps(Some(100_000)), 48_000);
+        assert_eq!(Bandwidth::Unknown.offered_mbps(None), UNKNOWN_MBPS);
+        assert_eq!(Bandwidth::Unknown.offered_mbps(Some(5_000)), UNKNOWN_MBPS, "a peer was slow");
+        assert_eq!(Bandwidth::Unknown.offered_mbps(Some(42_000)), 24_000);
     }
 }

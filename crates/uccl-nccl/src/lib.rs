@@ -3,15 +3,17 @@
 //!
 //! ```text
 //!   tables.rs    the tables                                  settings.rs   variables
-//!   entry/       functions that NCCL calls                   tuner.rs      the choice of protocols
-//!   process.rs   contexts, and the flows that they share     devices.rs    devices and their properties
-//!   comm.rs      communicators and requests                  log.rs        NCCL's log
-//!   pending.rs   connects that are not done                  fault.rs      errors as NCCL's results
+//!   entry/       functions that NCCL calls                   tuner.rs      the tuner's functions
+//!   process.rs   contexts, and the flows that they share     choice.rs     protocols and channels
+//!   comm.rs      communicators and requests                  devices.rs    devices and their properties
+//!   pending.rs   connects that are not done                  log.rs        NCCL's log
+//!   fault.rs     errors as NCCL's results
 //! ```
 //!
 //! No function blocks, and no panic leaves one. A function that NCCL may call with a null pointer
 //! takes it.
 
+mod choice;
 mod comm;
 mod devices;
 mod entry;

@@ -1,13 +1,16 @@
 //! The contexts of this process, and the flows that they share.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
 
 use parking_lot::Mutex;
 use uccl_flow::Flows;
-use uccl_nccl_abi::flags;
+use uccl_nccl_abi::{flags, plan::Generation};
 
 use crate::{
-    devices::{self, NetDevice},
+    devices::{self, Bandwidth, NetDevice},
     fault::Fault,
     log,
     pending::PendingConnects,
@@ -20,6 +23,9 @@ pub(crate) struct Core {
     pub(crate) devices: Vec<NetDevice>,
     /// Connects that NCCL has begun.
     pub(crate) pending: PendingConnects,
+    /// The greatest rate of flows in Mbit/s, as of the last `init`; 0 before any. It stays the same
+    /// while a communicator is made.
+    seen_mbps: AtomicU32,
 }
 
 /// A context of `init` from v11 on.
@@ -41,6 +47,7 @@ static PROCESS: Mutex<Process> = Mutex::new(Process { core: None, contexts: 0, i
 pub(crate) fn begin() -> Result<Context, Fault> {
     let mut process = PROCESS.lock();
     let core = process.core()?;
+    core.look_at_rates();
     process.contexts += 1;
     Ok(Context { core })
 }
@@ -64,12 +71,20 @@ pub(crate) fn end(context: Context) {
     if let Some(core) = process.core.take() {
         // Connects that an abort has left.
         core.pending.clear();
+        let totals = core.flows.totals();
+        let line = format!("sent {}; received {}", totals.sent, totals.received);
+        log::info(flags::INIT | flags::NET, &line);
     }
 }
 
 /// The core of an `init` before.
 pub(crate) fn core(call: &'static str) -> Result<Arc<Core>, Fault> {
     PROCESS.lock().core.clone().ok_or(Fault::Misuse(call, "init was not called"))
+}
+
+/// Whether NCCL has begun this network.
+pub(crate) fn has_begun() -> bool {
+    PROCESS.lock().core.is_some()
 }
 
 impl Process {
@@ -97,13 +112,43 @@ impl Core {
             limit: settings.timeout,
             ..default
         })?;
-        for device in &devices {
-            let addrs: Vec<_> = device.flow.addrs.iter().map(ToString::to_string).collect();
-            let (name, addrs, speed) = (&device.flow.name, addrs.join(", "), device.speed_mbps);
-            let port = flows.port();
-            let line = format!("device {name}: {addrs}, port {port}, {speed} Mbit/s");
-            log::info(flags::INIT | flags::NET, &line);
+        let core = Self {
+            flows,
+            devices,
+            pending: PendingConnects::default(),
+            seen_mbps: AtomicU32::new(0),
+        };
+        core.devices.iter().for_each(|device| core.log(device));
+        Ok(core)
+    }
+
+    /// The speed of a device that NCCL gets, in Mbit/s.
+    pub(crate) fn offered_mbps(&self, device: &NetDevice) -> u32 {
+        let seen = self.seen_mbps.load(Relaxed);
+        device.speed.offered_mbps((seen > 0).then_some(seen))
+    }
+
+    /// Has devices of unknown speed offer the greatest rate until now to the next communicator.
+    fn look_at_rates(&self) {
+        let Some(rate) = self.flows.greatest_rate() else { return };
+        let mbps = u32::try_from(rate / 125_000).unwrap_or(u32::MAX);
+        let before = self.seen_mbps.fetch_max(mbps, Relaxed);
+        let unknown = self.devices.iter().find(|device| device.speed == Bandwidth::Unknown);
+        if mbps > before
+            && let Some(device) = unknown
+        {
+            self.log(device);
         }
-        Ok(Self { flows, devices, pending: PendingConnects::default() })
+    }
+
+    fn log(&self, device: &NetDevice) {
+        let addrs: Vec<_> = device.flow.addrs.iter().map(ToString::to_string).collect();
+        let (name, addrs, port) = (&device.flow.name, addrs.join(", "), self.flows.port());
+        let speed = self.offered_mbps(device);
+        let channels = Generation::Hopper.plan(speed).channels;
+        let line = format!(
+            "device {name}: {addrs}, port {port}, {speed} Mbit/s (for which NCCL takes {channels} channels)"
+        );
+        log::info(flags::INIT | flags::NET, &line);
     }
 }

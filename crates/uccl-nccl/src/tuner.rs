@@ -1,9 +1,4 @@
-//! The choice of NCCL's protocol, by the length of a collective alone: the same on every rank.
-//!
-//! LL moves every byte twice and needs no second round: over TCP it is the faster one for short
-//! collectives. NCCL draws the line by the device's speed, which moves it up to 1.3 MiB. This tuner
-//! draws it where two ranks over TCP measured it, and leaves the algorithm and the channels to
-//! NCCL.
+//! The tuner's functions that NCCL calls; [`Choice`] decides.
 
 use std::{
     env,
@@ -13,53 +8,47 @@ use std::{
 
 use uccl_nccl_abi::{
     Logger, NcclResult, flags,
-    tuner::{Constants, NvlDomains, protocol},
+    tuner::{Constants, NvlDomains},
 };
 
 use crate::{
+    choice::Choice,
     entry::{give, guarded, known},
     fault::Fault,
-    log,
+    log, process,
 };
 
-/// The longest collective of two ranks for which LL is the faster protocol: of 64 KiB it was, of
-/// 256 KiB not.
-const LL_MAX_BYTES: usize = 128 << 10;
-/// A cost in microseconds above any that NCCL calculates.
-const AVOIDED: f32 = 1e9;
+/// Variables by which users choose channels themselves.
+const CHANNELS: [&str; 6] = [
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_NRINGS",
+    "NCCL_MAX_NRINGS",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+];
 
 /// The tuner of one communicator.
 struct Tuner {
-    /// The longest collective that LL carries; none where NCCL decides.
-    ll_max_bytes: Option<usize>,
+    /// None where NCCL decides.
+    choice: Option<Choice>,
 }
 
 impl Tuner {
-    fn new(ranks: usize, nodes: usize, is_on: bool) -> Self {
-        // A ring's message has its share of the bytes.
-        let scaled = LL_MAX_BYTES.saturating_mul(ranks.max(2) / 2);
+    /// The tuner for so many ranks on so many hosts.
+    fn new(ranks: usize, nodes: usize, get: impl Fn(&str) -> Option<String>) -> Self {
+        let get = |name: &str| get(name).filter(|value| !value.trim().is_empty());
+        let is_on = match get("UCCL_NCCL_TUNER") {
+            Some(value) => value.trim() != "0",
+            // Another network may carry the data otherwise: NCCL finds a tuner by its library
+            // alone.
+            None => process::has_begun(),
+        };
         // Within a host NCCL does not use the network.
-        Self { ll_max_bytes: (is_on && nodes > 1).then_some(scaled) }
+        let is_on = is_on && nodes > 1;
+        let has_channels = ranks == nodes && CHANNELS.iter().all(|name| get(name).is_none());
+        Self { choice: is_on.then_some(Choice { ranks, has_channels }) }
     }
-
-    /// The protocol to avoid for a collective.
-    fn avoided(&self, bytes: usize) -> Option<usize> {
-        let most = self.ll_max_bytes?;
-        Some(if bytes <= most { protocol::SIMPLE } else { protocol::LL })
-    }
-
-    /// Raises the costs of a row that are not the only possible ones.
-    fn raise(row: &mut [f32], avoided: usize) {
-        if let Some(cost) = row.get_mut(avoided)
-            && *cost >= 0.0
-        {
-            *cost = AVOIDED;
-        }
-    }
-}
-
-fn is_on() -> bool {
-    env::var("UCCL_NCCL_TUNER").is_ok_and(|value| value.trim() == "1")
 }
 
 fn begin(
@@ -71,9 +60,10 @@ fn begin(
     log::begin(logger);
     // SAFETY: NCCL's place for the context.
     unsafe { give("the tuner's init", context, null_mut()) }?;
-    let tuner = Tuner::new(ranks, nodes, is_on());
-    if let Some(most) = tuner.ll_max_bytes {
-        log::info(flags::TUNING, &format!("LL up to {most} bytes, Simple above"));
+    let tuner = Tuner::new(ranks, nodes, |name| env::var(name).ok());
+    if let Some(choice) = tuner.choice {
+        let most = choice.ll_max_bytes();
+        log::info(flags::TUNING, &format!("no LL above {most} bytes"));
     }
     // SAFETY: as above.
     unsafe { give("the tuner's init", context, Box::into_raw(Box::new(tuner)).cast()) }
@@ -120,7 +110,7 @@ pub(crate) unsafe extern "C" fn get_coll_info(
             known::<Tuner>("getCollInfo", context)
         }?;
         let sizes = (usize::try_from(algorithms), usize::try_from(protocols));
-        let (Some(avoided), (Ok(rows), Ok(columns))) = (tuner.avoided(bytes), sizes) else {
+        let (Some(choice), (Ok(rows), Ok(columns))) = (tuner.choice, sizes) else {
             return Ok(());
         };
         if table.is_null() || columns == 0 {
@@ -128,8 +118,9 @@ pub(crate) unsafe extern "C" fn get_coll_info(
         }
         // SAFETY: the table is contiguous in spite of its type, with this many rows and columns.
         let costs = unsafe { std::slice::from_raw_parts_mut(table.cast::<f32>(), rows * columns) };
-        costs.chunks_mut(columns).for_each(|row| Tuner::raise(row, avoided));
-        Ok(())
+        let chosen = choice.make(bytes, costs, columns);
+        // SAFETY: as above.
+        unsafe { give("getCollInfo", channels, c_int::try_from(chosen).unwrap_or(0)) }
     })
 }
 
@@ -147,22 +138,24 @@ pub(crate) unsafe extern "C" fn end(context: *mut c_void) -> NcclResult {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_protocol_changes_with_the_length() {
-        let tuner = Tuner::new(2, 2, true);
-        assert_eq!(tuner.avoided(64 << 10), Some(protocol::SIMPLE));
-        assert_eq!(tuner.avoided(256 << 10), Some(protocol::LL));
-        assert_eq!(Tuner::new(16, 8, true).avoided(256 << 10), Some(protocol::SIMPLE));
-        assert_eq!(Tuner::new(8, 1, true).avoided(8), None, "within a host");
-        assert_eq!(Tuner::new(2, 2, false).avoided(8), None, "it is off");
+    fn choice(ranks: usize, nodes: usize, set: &[(&str, &str)]) -> Option<Choice> {
+        let value = |asked: &str| set.iter().find(|(name, _)| *name == asked);
+        Tuner::new(ranks, nodes, |asked| value(asked).map(|(_, value)| (*value).into())).choice
     }
 
     #[test]
-    fn impossible_choices_stay_so() {
-        let mut row = [-1.0, -1.0, 5.0];
-        Tuner::raise(&mut row, protocol::LL);
-        assert_eq!(row, [-1.0, -1.0, 5.0]);
-        Tuner::raise(&mut row, protocol::SIMPLE);
-        assert_eq!(row, [-1.0, -1.0, AVOIDED], "the only one is taken all the same");
+    fn variables_switch_it() {
+        assert_eq!(choice(2, 2, &[("UCCL_NCCL_TUNER", "0")]), None);
+        let on = ("UCCL_NCCL_TUNER", "1");
+        assert_eq!(choice(2, 2, &[on]), Some(Choice { ranks: 2, has_channels: true }));
+        assert_eq!(choice(8, 1, &[on]), None, "within a host");
+        assert_eq!(choice(16, 2, &[on]), Some(Choice { ranks: 16, has_channels: false }));
+        let asked = choice(2, 2, &[on, ("NCCL_MIN_NCHANNELS", "8")]);
+        assert_eq!(asked, Some(Choice { ranks: 2, has_channels: false }), "NCCL's own win");
+    }
+
+    #[test]
+    fn without_the_network_it_is_off() {
+        assert_eq!(choice(2, 2, &[]), None);
     }
 }

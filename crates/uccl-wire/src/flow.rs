@@ -28,7 +28,7 @@
 //! | 6 | u16 | zero | u16 | zero |
 //! | 8 | 16 B | key: the listener's nonce, or the key of an earlier welcome | 16 B | key for streams that follow |
 //! | 24 | u64 | instance of the connecting process | u64 | instance of the listening process |
-//! | 32 | u64 | flow | u64 | number of messages that the flow has received |
+//! | 32 | u64 | flow, or the number of a stream | u64 | number of messages that the flow has received |
 //! | 40 | u64 | bytes of a chunk | u64 | zero |
 //!
 //! A [`FlowHead`] has [`HEAD_LEN`] bytes: kind (u8), three zeros, tag (u32), flow, message, total,
@@ -222,7 +222,7 @@ pub struct FlowHello {
     pub key: [u8; 16],
     /// The process that connects.
     pub instance: u64,
-    /// The flow; 0 for [`Purpose::Bulk`].
+    /// The flow; for [`Purpose::Bulk`] the number of the stream among those of its process.
     pub flow: u64,
     /// Bytes of a chunk of a large message.
     pub chunk_len: u64,

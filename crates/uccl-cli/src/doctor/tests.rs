@@ -26,6 +26,7 @@ fn facts(files: &[(&str, &str)]) -> Facts {
         settings: Ok(Config::default()),
         frameworks: Vec::new(),
         nccl_selection: None,
+        nccl_mbps: None,
     }
 }
 

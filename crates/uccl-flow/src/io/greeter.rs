@@ -46,7 +46,6 @@ struct Stranger {
     hello: [u8; HELLO_LEN],
     filled: usize,
     since: Instant,
-    number: u64,
 }
 
 pub(crate) struct Greeter {
@@ -170,7 +169,7 @@ impl Greeter {
         self.poller.add(&stream, token, EventFlags::IN)?;
         let since = Instant::now();
         let hello = [0; HELLO_LEN];
-        let stranger = Stranger { stream, addr, hello, filled: 0, since, number: token };
+        let stranger = Stranger { stream, addr, hello, filled: 0, since };
         self.strangers.insert(token, stranger);
         self.order.push_back(token);
         Ok(())
@@ -261,7 +260,9 @@ impl Greeter {
     fn place_bulk(&self, stranger: Stranger, hello: &FlowHello) {
         self.shared.hear(hello.instance);
         let workers = &self.shared.workers;
-        let worker = &workers[(stranger.number % workers.len() as u64) as usize];
+        // Streams that different threads of the peer drive are different threads' here, too.
+        let at = hello.flow.wrapping_add(hello.instance) % workers.len() as u64;
+        let worker = &workers[at as usize];
         worker.send(Mail::InboundStream { stream: stranger.stream, instance: hello.instance });
     }
 

@@ -88,17 +88,24 @@ impl Worker {
         Ok(())
     }
 
-    /// Looks for events for a moment, and sleeps if there are none.
+    /// Looks for events and work for a moment, and sleeps if there is none.
     fn wait(&self, timeout: Option<Duration>, ready: &mut Vec<u64>) -> io::Result<()> {
-        let begun = Instant::now();
-        while timeout != Some(Duration::ZERO) && begun.elapsed() < self.shared.settings.spin {
+        let (bell, begun) = (self.port.bell(), Instant::now());
+        let mut may_sleep = timeout != Some(Duration::ZERO) && !bell.is_rung();
+        while may_sleep && begun.elapsed() < self.shared.settings.spin {
             self.poller.wait(Some(Duration::ZERO), ready)?;
             if !ready.is_empty() {
                 return Ok(());
             }
             std::hint::spin_loop();
+            may_sleep = !bell.is_rung();
         }
-        self.poller.wait(timeout, ready)
+        if !may_sleep || !bell.begin_sleep() {
+            return self.poller.wait(Some(Duration::ZERO), ready);
+        }
+        let waited = self.poller.wait(timeout, ready);
+        bell.end_sleep();
+        waited
     }
 
     fn timeout(&self, has_work: bool) -> Option<Duration> {
@@ -148,7 +155,9 @@ impl Worker {
     }
 
     fn on_event(&mut self, token: u64) {
-        if let Some(stream) = self.incoming.get_mut(&token) {
+        if token == WAKER {
+            self.port.bell().hear();
+        } else if let Some(stream) = self.incoming.get_mut(&token) {
             match stream.read() {
                 Ok(true) => self.unfinished.push(token),
                 Ok(false) => {}
@@ -261,7 +270,7 @@ impl StreamAttempt {
             purpose: Purpose::Bulk,
             key: self.bundle.target.key,
             instance: shared.instance,
-            flow: 0,
+            flow: self.index as u64,
             chunk_len: shared.settings.chunk_len as u64,
         };
         let Some(attempt) = &mut self.attempt else { return Ok(None) };

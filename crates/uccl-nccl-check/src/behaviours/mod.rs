@@ -12,7 +12,7 @@ mod many;
 mod messages;
 mod order;
 mod strangers;
-mod tuner;
+pub(crate) mod tuner;
 
 use anyhow::Result;
 

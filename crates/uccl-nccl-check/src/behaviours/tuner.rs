@@ -16,6 +16,8 @@ use uccl_nccl_abi::{
 
 use crate::{library::TunerTable, log, rank::Rank};
 
+/// The most channels that fit into NCCL's field.
+const MOST_CHANNELS: c_int = 127;
 const CALLS: u64 = 10_000;
 const COMMUNICATORS: [(usize, usize); 4] = [(2, 2), (8, 1), (16, 2), (1024, 128)];
 
@@ -43,12 +45,12 @@ pub(super) fn tuner(rank: &mut Rank) -> Result<String> {
 }
 
 /// A call of getCollInfo.
-struct Call {
-    collective: c_int,
-    bytes: usize,
-    operations: c_int,
-    table: [[f32; PROTOCOLS]; ALGORITHMS],
-    is_registered: c_int,
+pub(crate) struct Call {
+    pub(crate) collective: c_int,
+    pub(crate) bytes: usize,
+    pub(crate) operations: c_int,
+    pub(crate) table: [[f32; PROTOCOLS]; ALGORITHMS],
+    pub(crate) is_registered: c_int,
 }
 
 impl Call {
@@ -70,7 +72,7 @@ impl Call {
 }
 
 /// A tuner of one communicator.
-struct Open {
+pub(crate) struct Open {
     context: *mut c_void,
     get: GetCollInfo,
     table: TunerTable,
@@ -82,6 +84,16 @@ impl Open {
         let version = rank.job.version;
         let found = library.tuners().into_iter().find(|table| table.version() == version);
         let table = found.with_context(|| format!("there is no ncclTunerPlugin_v{version}"))?;
+        Self::of(table, ranks, nodes)
+    }
+
+    /// Of the newest table; none if the library has no tuner.
+    pub(crate) fn newest(rank: &Rank, ranks: usize, nodes: usize) -> Result<Option<Self>> {
+        let library = rank.library.as_ref().context("the library is loaded")?;
+        library.tuners().pop().map(|table| Self::of(table, ranks, nodes)).transpose()
+    }
+
+    fn of(table: TunerTable, ranks: usize, nodes: usize) -> Result<Self> {
         let (mut context, log) = (null_mut(), log::logger());
         let mut domains = NvlDomains { count: 1, min_ranks: 1, max_ranks: 8 };
         // SAFETY: numbers alone.
@@ -105,7 +117,8 @@ impl Open {
         Ok(Self { context, get: get.context("getCollInfo is null")?, table })
     }
 
-    fn ask(&self, call: &Call) -> Result<([[f32; PROTOCOLS]; ALGORITHMS], c_int)> {
+    /// The costs and the channels after a call.
+    pub(crate) fn ask(&self, call: &Call) -> Result<([[f32; PROTOCOLS]; ALGORITHMS], c_int)> {
         let (mut table, mut channels) = (call.table, 0);
         // SAFETY: the table has as many rows and columns as the call says.
         let result = unsafe {
@@ -125,11 +138,11 @@ impl Open {
         for (now, before) in table.iter().flatten().zip(call.table.iter().flatten()) {
             ensure!(*before >= 0.0 || now == before, "a choice that is not possible was changed");
         }
-        ensure!(channels >= 0, "{channels} channels");
+        ensure!((0..=MOST_CHANNELS).contains(&channels), "{channels} channels: NCCL keeps 7 bits");
         Ok((table, channels))
     }
 
-    fn close(self) -> Result<()> {
+    pub(crate) fn close(self) -> Result<()> {
         let end = match self.table {
             TunerTable::V4(table) => table.end,
             TunerTable::V5(table) => table.end,

@@ -70,6 +70,8 @@ pub(crate) unsafe extern "C" fn get_properties<P: FromDevice>(
         let found = usize::try_from(device).ok().and_then(|at| core.devices.get(at));
         let found = found.ok_or(Fault::Misuse("getProperties", "there is no such device"))?;
         // SAFETY: NCCL's place for the properties of this version.
-        unsafe { give("getProperties", to, P::from_device(found, device)) }
+        unsafe {
+            give("getProperties", to, P::from_device(found, device, core.offered_mbps(found)))
+        }
     })
 }
