@@ -9,10 +9,12 @@
 //!   launch.rs    starts ranks       rank.rs    a rank's means                 memory.rs   guarded memory
 //!   behaviours/  the list           report.rs  table and JSON            hosts.rs    namespaces
 //!   bench.rs     collectives' messages, with their times
+//!   rma.rs, rma_table.rs   the same for one-sided tables   group.rs   a rank's one-sided means
 //! ```
 
 mod behaviours;
 mod bench;
+mod group;
 mod hosts;
 mod launch;
 mod library;
@@ -22,6 +24,8 @@ mod message;
 mod net;
 mod rank;
 mod report;
+mod rma;
+mod rma_table;
 mod serve;
 
 use std::{env, path::PathBuf, process::ExitCode, time::Duration};
@@ -40,7 +44,7 @@ use crate::{
 /// The subcommand by which a check starts its ranks; see [`serve_parent`].
 pub const SUBCOMMAND: &str = "nccl-check-rank";
 
-/// Check an NCCL network or tuner plugin: layout, properties and behaviour, without a GPU
+/// Check an NCCL network, tuner or one-sided plugin: layout, properties and behaviour, without a GPU
 ///
 /// The plugin is loaded as NCCL loads it, by two and more processes. The exit status is 0 unless a
 /// check fails. Variables of the environment, as NCCL_SOCKET_IFNAME, reach the plugin.
@@ -113,7 +117,7 @@ pub fn serve_parent() -> Result<()> {
 /// Measures with the newest table of those that are wanted.
 fn bench(args: &CheckArgs) -> Result<ExitCode> {
     let path = library(args)?;
-    let mut nets = versions(&path)?.0;
+    let mut nets = versions(&path)?.nets;
     nets.retain(|version| args.versions.is_empty() || args.versions.contains(version));
     let version = nets.pop().context("it has no network table of these versions")?;
     let rows = match launch(args, path)?.run(&bench::BENCH, version)? {
@@ -144,12 +148,13 @@ fn launch(args: &CheckArgs, library: PathBuf) -> Result<Launch> {
 
 fn check(args: &CheckArgs) -> Result<Report> {
     let path = library(args)?;
-    let (nets, tuners) = versions(&path)?;
+    let TableVersions { nets, tuners, rmas } = versions(&path)?;
     let wanted = |version: &u32| args.versions.is_empty() || args.versions.contains(version);
     let all = nets.clone();
     let nets: Vec<u32> = nets.into_iter().filter(wanted).collect();
+    let chosen_rmas: Vec<u32> = rmas.iter().copied().filter(wanted).collect();
     let launch = launch(args, path.clone())?;
-    let mut report = Report::new(path, all, tuners.clone());
+    let mut report = Report::new(path, [all, tuners.clone(), rmas]);
     let chosen = |behaviour: &&Behaviour| {
         let is_named = |names: &[String]| names.iter().any(|name| name == behaviour.name);
         (args.only.is_empty() || is_named(&args.only)) && !is_named(&args.except)
@@ -160,6 +165,7 @@ fn check(args: &CheckArgs) -> Result<Report> {
             Over::Nets if nets.is_empty() => continue,
             Over::Nets => nets.clone(),
             Over::Tuners => tuners.clone(),
+            Over::Rmas => chosen_rmas.clone(),
         };
         for version in versions {
             let outcome = launch.run(behaviour, version)?;
@@ -175,15 +181,25 @@ fn check(args: &CheckArgs) -> Result<Report> {
     Ok(report)
 }
 
-/// The versions of the tables.
-fn versions(path: &std::path::Path) -> Result<(Vec<u32>, Vec<u32>)> {
+/// The versions of a library's tables.
+struct TableVersions {
+    nets: Vec<u32>,
+    tuners: Vec<u32>,
+    rmas: Vec<u32>,
+}
+
+fn versions(path: &std::path::Path) -> Result<TableVersions> {
     let library = Library::open(path)?;
     let nets: Vec<u32> = library.nets().iter().map(|table| table.version()).collect();
     let tuners: Vec<u32> = library.tuners().iter().map(|table| table.version()).collect();
+    let rmas: Vec<u32> = library.rmas().iter().map(|table| table.version()).collect();
     // SAFETY: only numbers are left of the tables.
     unsafe { library.close() }?;
-    if nets.is_empty() && tuners.is_empty() {
-        bail!("it exports neither ncclNetPlugin_v8 to v12 nor ncclTunerPlugin_v4 or v5");
+    if nets.is_empty() && tuners.is_empty() && rmas.is_empty() {
+        bail!(
+            "it exports neither ncclNetPlugin_v8 to v12 nor ncclTunerPlugin_v4 or v5 nor \
+             ncclRmaPlugin_v13 to v16"
+        );
     }
-    Ok((nets, tuners))
+    Ok(TableVersions { nets, tuners, rmas })
 }

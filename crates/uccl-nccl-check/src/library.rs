@@ -13,6 +13,8 @@ use uccl_nccl_abi::{
     tuner::{TunerV4, TunerV5},
 };
 
+use crate::rma_table::RmaTable;
+
 /// A table of a network plugin. It stays valid while its library is loaded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NetTable {
@@ -120,6 +122,18 @@ impl Library {
         let all = [
             self.table(c"ncclTunerPlugin_v4").map(TunerTable::V4),
             self.table(c"ncclTunerPlugin_v5").map(TunerTable::V5),
+        ];
+        all.into_iter().flatten().collect()
+    }
+
+    /// All one-sided tables that this program knows, the oldest first.
+    pub(crate) fn rmas(&self) -> Vec<RmaTable> {
+        let of_13 = self.table(c"ncclRmaPlugin_v13").or_else(|| self.table(c"ncclGinPlugin_v13"));
+        let all = [
+            of_13.map(RmaTable::V13),
+            self.table(c"ncclRmaPlugin_v14").map(RmaTable::V14),
+            self.table(c"ncclRmaPlugin_v15").map(RmaTable::V15),
+            self.table(c"ncclRmaPlugin_v16").map(RmaTable::V16),
         ];
         all.into_iter().flatten().collect()
     }

@@ -67,7 +67,24 @@ pub(crate) struct Comm {
 
 /// The longest call of each kind that must not block.
 #[derive(Default)]
-struct Slowest(Mutex<Option<(&'static str, Duration)>>);
+pub(crate) struct Slowest(Mutex<Option<(&'static str, Duration)>>);
+
+impl Slowest {
+    pub(crate) fn get(&self) -> Option<(&'static str, Duration)> {
+        *self.0.lock()
+    }
+
+    pub(crate) fn timed<T>(&self, name: &'static str, call: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let value = call();
+        let took = start.elapsed();
+        let mut slowest = self.0.lock();
+        if slowest.is_none_or(|(_, known)| known < took) {
+            *slowest = Some((name, took));
+        }
+        value
+    }
+}
 
 /// A table, and the calls that were made through it.
 #[derive(Clone)]
@@ -91,18 +108,11 @@ impl Net {
 
     /// The call that took longest of those that must return at once.
     pub(crate) fn slowest(&self) -> Option<(&'static str, Duration)> {
-        *self.slowest.0.lock()
+        self.slowest.get()
     }
 
     fn timed<T>(&self, name: &'static str, call: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
-        let value = call();
-        let took = start.elapsed();
-        let mut slowest = self.slowest.0.lock();
-        if slowest.is_none_or(|(_, known)| known < took) {
-            *slowest = Some((name, took));
-        }
-        value
+        self.slowest.timed(name, call)
     }
 
     /// Begins a communicator; returns its context, null before v11.
@@ -384,7 +394,7 @@ pub(crate) enum Completion {
 }
 
 /// The plugin's answer as a `Result`, with its last warning.
-fn well(function: &str, result: NcclResult) -> Result<()> {
+pub(crate) fn well(function: &str, result: NcclResult) -> Result<()> {
     if result == NcclResult::SUCCESS {
         return Ok(());
     }
@@ -394,7 +404,7 @@ fn well(function: &str, result: NcclResult) -> Result<()> {
     }
 }
 
-type GetProperties<P> = unsafe extern "C" fn(c_int, *mut P) -> NcclResult;
+pub(crate) type GetProperties<P> = unsafe extern "C" fn(c_int, *mut P) -> NcclResult;
 
 /// Asks for properties. Fields that the plugin leaves alone are zero.
 fn ask<P>(device: i32, function: Option<GetProperties<P>>) -> Result<P> {
@@ -433,7 +443,7 @@ fn properties_v9(device: i32, function: Option<GetProperties<PropertiesV9>>) -> 
     Ok(Properties { physical, longest_bytes, ..of_head(&found.head)? })
 }
 
-fn properties_v11<const N: usize>(
+pub(crate) fn properties_v11<const N: usize>(
     device: i32,
     function: Option<GetProperties<PropertiesV11<N>>>,
 ) -> Result<Properties> {

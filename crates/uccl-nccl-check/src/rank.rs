@@ -13,6 +13,7 @@ use crate::{
     memory::GuardedMemory,
     message::{Fate, FromRank, Job, Lines, Outcome, ToRank},
     net::{Comm, Completion, Handle, Net, Part, Pointer, Properties, Side},
+    rma_table::RmaTable,
 };
 
 /// The longest wait for anything that must happen.
@@ -115,6 +116,14 @@ impl Rank {
         found.with_context(|| format!("there is no ncclNetPlugin_v{version}"))
     }
 
+    /// The one-sided table that the job is about.
+    pub(crate) fn rma_table(&self) -> Result<RmaTable> {
+        let library = self.library.as_ref().context("the library is loaded")?;
+        let version = self.job.version;
+        let found = library.rmas().into_iter().find(|table| table.version() == version);
+        found.with_context(|| format!("there is no ncclRmaPlugin_v{version}"))
+    }
+
     /// The network, initialised once.
     pub(crate) fn start(&self) -> Result<Network> {
         let net = Net::new(self.table()?);
@@ -132,8 +141,12 @@ impl Rank {
 
     /// Fails if a call that must return at once took longer than the limit.
     pub(crate) fn check_times(&self, net: &Net) -> Result<()> {
+        self.check_slowest(net.slowest())
+    }
+
+    pub(crate) fn check_slowest(&self, slowest: Option<(&'static str, Duration)>) -> Result<()> {
         let limit = Duration::from_millis(self.job.call_limit_ms);
-        match net.slowest() {
+        match slowest {
             Some((name, took)) if took > limit => bail!("{name} took {took:?}: it must not block"),
             _ => Ok(()),
         }

@@ -12,6 +12,7 @@ pub(crate) struct Report {
     library: PathBuf,
     net_versions: Vec<u32>,
     tuner_versions: Vec<u32>,
+    rma_versions: Vec<u32>,
     pub(crate) rows: Vec<Row>,
 }
 
@@ -25,8 +26,11 @@ pub(crate) struct Row {
 }
 
 impl Report {
-    pub(crate) fn new(library: PathBuf, net_versions: Vec<u32>, tuner_versions: Vec<u32>) -> Self {
-        Self { library, net_versions, tuner_versions, rows: Vec::new() }
+    /// A report without results, of a library with tables of these versions: network, tuner,
+    /// one-sided.
+    pub(crate) fn new(library: PathBuf, versions: [Vec<u32>; 3]) -> Self {
+        let [net_versions, tuner_versions, rma_versions] = versions;
+        Self { library, net_versions, tuner_versions, rma_versions, rows: Vec::new() }
     }
 
     pub(crate) fn is_well(&self) -> bool {

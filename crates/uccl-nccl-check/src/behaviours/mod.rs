@@ -11,6 +11,7 @@ mod low_latency;
 mod many;
 mod messages;
 mod order;
+mod rma;
 mod strangers;
 pub(crate) mod tuner;
 
@@ -24,6 +25,7 @@ pub(crate) enum Over {
     Library,
     Nets,
     Tuners,
+    Rmas,
 }
 
 /// A behaviour that is checked.
@@ -53,6 +55,15 @@ const fn of_hosts(
     run: fn(&mut Rank) -> Result<String>,
 ) -> Behaviour {
     Behaviour { name, about, over: Over::Nets, ranks: 2, is_apart: true, run }
+}
+
+const fn of_rmas(
+    name: &'static str,
+    about: &'static str,
+    ranks: usize,
+    run: fn(&mut Rank) -> Result<String>,
+) -> Behaviour {
+    Behaviour { name, about, over: Over::Rmas, ranks, is_apart: false, run }
 }
 
 /// All behaviours, in the order in which they are checked.
@@ -105,6 +116,26 @@ pub(crate) const BEHAVIOURS: &[Behaviour] = &[
         ranks: 2,
         is_apart: false,
         run: tuner::tuner,
+    },
+    of_rmas("rma-layout", "no function is missing; valid properties", 1, rma::layout),
+    of_rmas("rma-ends", "contexts in either order; no thread or descriptor left", 2, rma::ends),
+    of_rmas("rma-join", "a rank that does not come, or dies, is an error in time", 3, rma::join),
+    of_rmas("rma-put", "0 B to 16 MiB, odd offsets, signals behind their bytes", 2, rma::put),
+    of_rmas("rma-signal", "increments and sums, to itself too, exactly once", 2, rma::signals),
+    of_rmas("rma-get", "gets of all sizes, and a flush", 2, rma::get),
+    of_rmas("rma-order", "8 contexts, 4 ranks at random: signals behind all puts", 4, rma::order),
+    of_rmas("rma-regions", "the same memory twice, parts of it, beside puts", 2, rma::regions),
+    of_rmas("rma-close", "close with operations under way; no byte lands later", 2, rma::close),
+    of_rmas("rma-close-dead", "the same with a rank that was killed", 3, rma::close_dead),
+    of_rmas("rma-close-stopped", "the same with a rank that was stopped", 2, rma::close_stopped),
+    of_rmas("rma-killed", "a killed rank is an error, idle or not", 4, rma::killed),
+    Behaviour {
+        name: "rma-cut",
+        about: "a link that is cut for a moment: signals exactly once",
+        over: Over::Rmas,
+        ranks: 2,
+        is_apart: true,
+        run: rma::cut,
     },
 ];
 
