@@ -33,6 +33,13 @@ const FLOORS: &[Floor] = &[
         below: &["ground"],
         shared: None,
     },
+    // Networks in virtual time, for the algorithms of the transport.
+    Floor {
+        name: "simulation",
+        crates: &["uccl-sim"],
+        below: &["ground", "contracts"],
+        shared: None,
+    },
     Floor {
         name: "links",
         crates: &[
@@ -85,7 +92,14 @@ const FLOORS: &[Floor] = &[
     Floor {
         name: "command",
         crates: &["uccl-bench", "uccl-cli"],
-        below: &["ground", "links", "engine", "expert parallelism", "driver of plugins"],
+        below: &[
+            "ground",
+            "simulation",
+            "links",
+            "engine",
+            "expert parallelism",
+            "driver of plugins",
+        ],
         shared: Some("uccl-bench"),
     },
     // Nothing depends on these but tests.

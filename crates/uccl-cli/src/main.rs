@@ -1,5 +1,6 @@
 //! The `uccl` command: shows a machine's devices, names causes of slow transfers, measures
-//! transfers by the crate `uccl-bench`, and checks NCCL's plugins by the crate `uccl-nccl-check`.
+//! transfers by the crate `uccl-bench`, checks NCCL's plugins by the crate `uccl-nccl-check`, and
+//! simulates networks by the crate `uccl-sim`.
 
 mod doctor;
 mod gpus;
@@ -9,6 +10,7 @@ mod nixl_dir;
 mod paths;
 mod probe;
 mod rdma;
+mod sim;
 mod topo;
 mod units;
 
@@ -44,6 +46,7 @@ enum Command {
     /// Try to reach the memory of the process that started this one.
     #[command(name = probe::SUBCOMMAND, hide = true)]
     Probe(probe::ProbeArgs),
+    Sim(Box<sim::SimArgs>),
     Topo(topo::TopoArgs),
 }
 
@@ -73,6 +76,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::NcclCheckRank => uccl_nccl_check::serve_parent()?,
         Command::NixlDir(args) => nixl_dir::run(&args)?,
         Command::Probe(args) => probe::serve_parent(&args)?,
+        Command::Sim(args) => sim::run(&args)?,
         Command::Topo(args) => topo::run(&args)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -71,12 +71,22 @@
 //! delay the window shrinks in proportion to the excess; below it, the window grows by a constant
 //! each round trip. Loss counts little, since a path may lose messages for other reasons.
 //! `tests/congestion.rs` measures the result.
+//!
+//! # Many paths
+//!
+//! [`multipath`] cuts messages into chunks for many paths, with exchangeable parts: [`choice`] of
+//! the path, [`recovery`] from loss, [`control`] of congestion. `uccl-sim` runs them over networks
+//! in virtual time.
 #![forbid(unsafe_code)]
 
+pub mod choice;
 mod congestion;
+pub mod control;
 mod loss;
+pub mod multipath;
 mod params;
 mod receiver;
+pub mod recovery;
 mod rtt;
 mod sender;
 

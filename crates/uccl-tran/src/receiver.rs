@@ -213,7 +213,7 @@ impl Receiver {
 }
 
 /// Shifts the bits towards the end, by any number of places.
-fn shift(words: &mut [u64; 4], by: u64) {
+pub(crate) fn shift(words: &mut [u64; 4], by: u64) {
     let (whole, bits) = (by / 64, by % 64);
     let old = *words;
     let word = |at: Option<usize>| at.and_then(|at| old.get(at)).copied().unwrap_or(0);

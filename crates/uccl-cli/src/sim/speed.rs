@@ -1,0 +1,36 @@
+//! The simulator's own speed.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use uccl_sim::{Pattern, Scenario, Simulation, Topology};
+
+/// Prints the packets that one core simulates in a second, over two and over four links.
+pub(super) fn run() -> Result<()> {
+    let incast = Scenario { message_bytes: 64 << 20, ..Scenario::default() };
+    let topology = Topology::LeafSpine { leaves: 8, hosts_per_leaf: 8, spines: 8 };
+    let permutation = Scenario {
+        topology,
+        pattern: Pattern::Permutation,
+        message_bytes: 8 << 20,
+        ..Scenario::default()
+    };
+    println!("{:<34}  {:>10}  {:>12}  {:>12}", "simulation", "packets", "packets/s", "events/s");
+    for (name, scenario, names) in [
+        ("incast of 15, one switch, fixed", incast, ["round-robin", "time", "fixed"]),
+        ("permutation of 64, leaf and spine", permutation, ["recycled", "time", "delay-ecn"]),
+    ] {
+        let [choice, loss, control] = names;
+        let simulation = Simulation::named(&scenario, choice, loss, control)?;
+        let begun = Instant::now();
+        let report = simulation.run(|_| ());
+        let seconds = begun.elapsed().as_secs_f64();
+        println!(
+            "{name:<34}  {:>10}  {:>12.0}  {:>12.0}",
+            report.packets,
+            report.packets as f64 / seconds,
+            report.events as f64 / seconds
+        );
+    }
+    Ok(())
+}
