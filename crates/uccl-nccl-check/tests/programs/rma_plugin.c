@@ -283,15 +283,15 @@ static int iput_signal(void *of, int context, uint64_t from, void *from_mr, size
     if (add(pid, at, value)) return fail(REMOTE, "a signal");
     usleep(3000);
   }
-  if (size && put_bytes(pid, (char *)((struct region *)from_mr)->base + from, target, size)) return fail(REMOTE, "a put");
+  if (size && put_bytes(pid, (char *)((struct region *)from_mr)->base + from, target, size))
+    return fail(REMOTE, "a put");
   if (FAULT != FAULT_EARLY && at && add(pid, at, value)) return fail(REMOTE, "a signal");
   return OK;
 }
 
 static int iput(void *of, int context, uint64_t from, void *from_mr, size_t size, uint64_t to, void *to_mr,
                 uint32_t rank, void **request) {
-  int result =
-      iput_signal(of, context, from, from_mr, size, to, to_mr, rank, 0, NULL, 0, 0, false, request);
+  int result = iput_signal(of, context, from, from_mr, size, to, to_mr, rank, 0, NULL, 0, 0, false, request);
   if (FAULT == FAULT_NULL) *request = NULL;
   return result;
 }
@@ -349,6 +349,7 @@ const struct {
   void *functions[20];
 } ncclRmaPlugin_v14 = {
     "Memory",
-    {init, devices, properties, listen_, connect_, create_context, reg, NULL, dereg, destroy_context, close_coll,
-     close_listen, iput, iput_signal, iget, iflush, test, progress, query, finalize},
+    {init,  devices,         properties, listen_,      connect_, create_context, reg,  NULL,
+     dereg, destroy_context, close_coll, close_listen, iput,     iput_signal,    iget, iflush,
+     test,  progress,        query,      finalize},
 };
