@@ -89,10 +89,11 @@ class Peer:
     def result(self, within: float = 60) -> Any:
         """Waits for the call that was begun and returns its result."""
         assert self.pending == 1
-        self.pending = 0
         try:
             if not self.pipe.poll(within):
+                # The answer stays pending, so no other test gets this process.
                 raise PeerGone(f"no answer from process {self.pid} in {within} s")
+            self.pending = 0
             ok, value = self.pipe.recv()
         except (EOFError, OSError) as e:
             raise PeerGone(f"process {self.pid} ended: {self.process.wait(10)}") from e
