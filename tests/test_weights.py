@@ -186,7 +186,10 @@ def manifest(side: Any) -> bytes:
 
 
 def know(side: Any, sources: list[bytes], targets: list[bytes], index: int) -> None:
-    side.rank.join(sources, targets, index)
+    from uccl.weights import Options
+
+    # Among processes of one host the choice is to have no tree.
+    side.rank.join(sources, targets, index, Options(fan_out=4))
 
 
 def change(side: Any, index: int, version: int) -> None:

@@ -1423,11 +1423,13 @@ class EpCudaGroup:
         device: int,
         node: int | None,
         via_host: bool,
+        in_fabric: bool,
         exchange: Callable[[bytes], list[bytes | None]],
     ) -> Self:
         """Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. Ranks of one
         GPU share its multiprocessors, less those that the environment reserves. With `via_host` no
-        rank accesses the memory of another's GPU.
+        rank accesses the memory of another's GPU. With `in_fabric` ranks on several hosts of an
+        NVLink domain do so too.
         """
 
     @property
@@ -1450,7 +1452,15 @@ class EpCudaGroup:
 
     @property
     def unreached_reason(self) -> str | None:
-        """The reason why ranks of one node do not reach each other's GPU memory, or None."""
+        """The reason why ranks of one node, or of one NVLink domain, do not reach each other's GPU
+        memory, or None.
+        """
+
+    @property
+    def fabric_refusal(self) -> str | None:
+        """The reason why this rank's window has no fabric handle, though it was made with
+        `in_fabric`; or None.
+        """
 
     @property
     def pool_len(self) -> int:

@@ -56,7 +56,8 @@ class Shard:
 class Options:
     """Choices of a plan; None is the default.
 
-    ``fan_out`` is the most readers of a byte that read it from the same reader, 0 has all read from sources;
+    ``fan_out`` is the most readers of a byte that read it from the same reader, 0 has all read from sources, and
+    without it the plan chooses by the hosts of the ranks;
     ``waves`` the number of parts of the bytes that follow each other from reader to reader; ``cut_bytes`` the most
     bytes of a part, where several ranks may send it. All ranks have the same.
     """

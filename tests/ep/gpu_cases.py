@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -115,6 +116,31 @@ def via_host(rank: Rank) -> None:
     exact.check(
         [exact.normal(), exact.normal(num_worst_tokens=worst, zero_copy=True)], [exact.few()]
     )
+
+
+def in_fabric(rank: Rank) -> None:
+    """Ranks ask for fabric handles. Where the driver has none, the log says so, and calls go on."""
+    from uccl.ep import ElasticBuffer
+
+    words: list[logging.LogRecord] = []
+    handler, log = logging.Handler(), logging.getLogger("uccl")
+    handler.emit = words.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        buffer = buffer_of(rank, use_fabric=True)
+        elastic = ElasticBuffer(None, 1 << 20, comm=rank, device="cuda", use_fabric=True)
+        rank.allgather(b"")
+    finally:
+        log.removeHandler(handler)
+    refusals = [each._backend.native.fabric_refusal for each in (buffer, elastic)]
+    assert not any(each._backend.native.is_via_host for each in (buffer, elastic))
+    # The handlers of all ranks are in one process.
+    said = [word for word in words if "use_fabric" in word.getMessage()]
+    assert bool(said) == (refusals[0] is not None) == (refusals[1] is not None), refusals
+    quiet = buffer_of(rank, allow_mnnvl=True)
+    assert (quiet._backend.native.fabric_refusal is None) == (refusals[0] is None)
+    exact = Exact(rank, buffer)
+    exact.check([exact.normal()], [exact.few()])
 
 
 def nodes_of(rank: Rank) -> list[tuple[int, int]]:

@@ -1,5 +1,12 @@
 """The calls that frameworks make of ``deep_ep``, in their order and with their keywords, and the
-fields that they read of the results."""
+fields that they read of the results.
+
+Files and lines are those of the wheels of vLLM 0.33.0 (``all2all.py`` is in
+``vllm/distributed/device_communicators``, ``deepep_*.py`` in
+``vllm/model_executor/layers/fused_moe/prepare_finalize``), of SGLang 0.5.23
+(``sglang/srt/layers/moe/token_dispatcher``) and of Megatron-core 0.19.2
+(``megatron/core/transformer/moe``).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +40,8 @@ def copies(ids, ranks: int, num_experts: int):
 
 
 def vllm_low_latency(group) -> None:
-    """vLLM's low latency backend: one buffer, a hook after each half, masks of lost ranks."""
+    """vLLM's low latency backend: one buffer (all2all.py:347 and :357 to :367), hooks
+    (deepep_ll.py:294 to :310, :395 to :404), masks of lost ranks (all2all.py:388 to :413)."""
     import deep_ep
 
     x, ids, weights, num_experts = batch(group)
@@ -47,7 +55,7 @@ def vllm_low_latency(group) -> None:
     )
     buffer = deep_ep.Buffer(
         group=group,
-        num_nvl_bytes=0,
+        num_nvl_bytes=1 << 20,
         num_rdma_bytes=num_rdma_bytes,
         low_latency_mode=True,
         num_qps_per_rank=num_experts // ranks,
@@ -56,15 +64,21 @@ def vllm_low_latency(group) -> None:
         explicitly_destroy=True,
         enable_shrink=False,
     )
-    for use_fp8 in (False, True):
+    # Experts that take packed scales have them sent so (deepep_ll.py:118 to :127). Only a
+    # finalize beside other work has a hook (:383).
+    for use_fp8, is_packed, is_async in (
+        (False, False, True),
+        (True, False, True),
+        (True, True, False),
+    ):
         expert_x, expert_num_tokens, handle, _, hook = buffer.low_latency_dispatch(
             x,
             ids,
             MOST,
             num_experts,
             use_fp8=use_fp8,
-            round_scale=False,
-            use_ue8m0=False,
+            round_scale=is_packed,
+            use_ue8m0=is_packed,
             async_finish=False,
             return_recv_hook=True,
         )
@@ -72,6 +86,10 @@ def vllm_low_latency(group) -> None:
         if use_fp8:
             payload, scales = expert_x
             assert payload.shape == (num_experts // ranks, ranks * MOST, HIDDEN)
+            if is_packed:
+                assert scales.dtype == torch.int32
+                exponents = scales.contiguous().view(torch.uint8).float()
+                scales = torch.exp2(exponents - 127)
             assert scales.shape == (num_experts // ranks, ranks * MOST, HIDDEN // 128)
             rows = payload.float() * scales.repeat_interleave(128, -1)
             expert_x = rows.bfloat16()
@@ -84,10 +102,12 @@ def vllm_low_latency(group) -> None:
             handle,
             async_finish=False,
             zero_copy=False,
-            return_recv_hook=True,
+            return_recv_hook=is_async,
             out=output,
         )
-        hook()
+        assert (hook is not None) == is_async
+        if hook is not None:
+            hook()
         torch.testing.assert_close(output, x * 2, rtol=0.05, atol=0.2 if use_fp8 else 0)
     mask = torch.empty(ranks, dtype=torch.int32)
     buffer.low_latency_query_mask_buffer(mask)
@@ -102,7 +122,8 @@ E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3,
 
 
 def nvfp4_low_latency(group) -> None:
-    """vLLM and SGLang with NVFP4 weights: packed rows, scales in tiles, one global scale."""
+    """vLLM and SGLang with NVFP4 weights: packed rows, scales in tiles, one global scale
+    (deepep_ll.py:186 to :190, :302 to :307; SGLang's deepep.py:855 to :860)."""
     import deep_ep
 
     x, ids, weights, num_experts = batch(group)
@@ -158,12 +179,12 @@ def nvfp4_low_latency(group) -> None:
 
 
 def vllm_high_throughput(group) -> None:
-    """vLLM's high throughput backend: layout, dispatch, combine, with configurations and captured
-    events."""
+    """vLLM's high throughput backend: a buffer (all2all.py:278 to :285), its layout and dispatch
+    (deepep_ht.py:149 to :190), rows of experts (:226 to :260), combine (:402 to :411); with events
+    of micro-batches, and without."""
     import deep_ep
 
     x, ids, weights, num_experts = batch(group)
-    ranks = group.size()
     buffer = deep_ep.Buffer(
         group=group,
         num_nvl_bytes=1 << 22,
@@ -173,8 +194,21 @@ def vllm_high_throughput(group) -> None:
         explicitly_destroy=True,
     )
     deep_ep.Buffer.set_num_sms(20)
+    for is_quantized, is_dbo in ((False, False), (True, False), (False, True)):
+        high_throughput_layer(buffer, (x, ids, weights, num_experts), is_quantized, is_dbo)
+
+
+def high_throughput_layer(buffer, tokens, is_quantized: bool, is_dbo: bool) -> None:
+    """One layer: rows with scales of blocks if they are quantized. Micro-batches have events, and
+    are synchronous."""
+    import deep_ep
+
+    x, ids, weights, num_experts = tokens
+    ranks = buffer.group_size
     config = deep_ep.Buffer.get_dispatch_config(ranks)
-    previous = deep_ep.Buffer.capture()
+    previous = deep_ep.Buffer.capture() if is_dbo else None
+    # Numbers that FP8 has.
+    quantized = x.to(torch.float8_e4m3fn), torch.full((len(x), HIDDEN // 128), 2.0)
     per_rank, per_node, per_expert, token_in_rank, event = buffer.get_dispatch_layout(
         topk_idx=ids,
         num_experts=num_experts,
@@ -183,7 +217,7 @@ def vllm_high_throughput(group) -> None:
         allocate_on_comm_stream=False,
     )
     got, got_ids, got_weights, counts, handle, event = buffer.dispatch(
-        x=x,
+        x=quantized if is_quantized else x,
         handle=None,
         num_tokens_per_rank=per_rank,
         num_tokens_per_rdma_rank=per_node,
@@ -194,11 +228,20 @@ def vllm_high_throughput(group) -> None:
         expert_alignment=1,
         config=config,
         previous_event=previous,
-        async_finish=True,
+        async_finish=not is_dbo,
         allocate_on_comm_stream=False,
     )
     if event.event is not None:
         event.current_stream_wait()
+    if is_quantized:
+        got, scales = got
+        assert scales.shape == (len(got), HIDDEN // 128)
+        got = (got.float() * scales.repeat_interleave(128, -1) / 2).bfloat16()
+    # Choices of other ranks' experts become an expert that is not here.
+    foreign = num_experts - 1 if buffer.rank == 0 else 0
+    offset = buffer.rank * num_experts // ranks
+    experts = torch.where(got_ids == -1, foreign, got_ids + offset)
+    assert experts.min() >= 0 and experts.max() < num_experts
     assert sum(counts) == (got_ids >= 0).sum() and len(got) == len(got_ids) == len(got_weights)
     combined, _, event = buffer.combine(
         x=got,
@@ -206,35 +249,47 @@ def vllm_high_throughput(group) -> None:
         topk_weights=None,
         config=deep_ep.Buffer.get_combine_config(ranks),
         previous_event=previous,
-        async_finish=False,
+        async_finish=not is_dbo,
         allocate_on_comm_stream=False,
     )
-    assert event.event is None
+    assert (event.event is None) == is_dbo
+    if event.event is not None:
+        event.current_stream_wait()
     assert torch.equal(combined.float(), x.float() * copies(ids, ranks, num_experts))
 
 
 def vllm_elastic(group) -> None:
-    """vLLM's backend for the second interface, after its own check of NCCL."""
+    """vLLM's backend for the second interface, after its own check of NCCL: a buffer (all2all.py:1060
+    to :1071, :1115 to :1118), dispatch (deepep_v2.py:220 to :229), combine (:488 to :503). Decode
+    says the batch's size, rounded up to a power of two, which may be more than the buffer's
+    (:204 to :212). Prefill counts."""
     import deep_ep
 
     x, ids, weights, num_experts = batch(group)
     buffer = deep_ep.ElasticBuffer(
         group=group,
-        num_max_tokens_per_rank=MOST,
+        num_max_tokens_per_rank=MOST - 4,
         hidden=HIDDEN,
         num_topk=TOP_K,
-        use_fp8_dispatch=False,
+        use_fp8_dispatch=True,
         allow_hybrid_mode=True,
         prefer_overlap_with_compute=True,
         allow_multiple_reduction=True,
-        num_cpu_timeout_secs=1800,
-        num_gpu_timeout_secs=1800,
         explicitly_destroy=True,
     )
     assert buffer.get_theoretical_num_sms(num_experts=num_experts, num_topk=TOP_K) % 2 == 0
-    for bucket, counted in ((None, True), (MOST, False)):
+    x, ids, weights = x[: MOST - 4], ids[: MOST - 4], weights[: MOST - 4]
+    for bucket, counted, is_mxfp8 in (
+        (None, True, False),
+        (MOST, False, False),
+        (MOST, False, True),
+        (None, True, True),
+    ):
+        # Scales of 32 values, four to an i32 (deepep_v2.py:39 to :52).
+        packed = torch.full((len(x), HIDDEN // 32), 128, dtype=torch.uint8).view(torch.int32)
+        sent = (x.to(torch.float8_e4m3fn), packed) if is_mxfp8 else x
         got, got_ids, got_weights, handle, event = buffer.dispatch(
-            x=x,
+            x=sent,
             topk_idx=ids,
             topk_weights=weights,
             num_experts=num_experts,
@@ -243,6 +298,14 @@ def vllm_elastic(group) -> None:
             do_cpu_sync=counted,
             async_with_compute_stream=False,
         )
+        if event.event is not None:
+            event.current_stream_wait()
+        if is_mxfp8:
+            got, scales = got
+            there = handle.psum_num_recv_tokens_per_scaleup_rank[-1] if not counted else len(got)
+            assert (scales.contiguous().view(torch.uint8)[:there] == 128).all()
+            got = got.float().bfloat16()
+        assert (got_ids is None) == counted
         assert bool(handle.num_recv_tokens_per_expert_list) == counted
         assert handle.psum_num_recv_tokens_per_scaleup_rank[-1] > 0
         out, _, event = buffer.combine(
@@ -259,7 +322,9 @@ def vllm_elastic(group) -> None:
 
 
 def sglang(group) -> None:
-    """SGLang's first backend: both modes on one buffer, which it never destroys."""
+    """SGLang's first backend: both modes on one buffer, which it never destroys: sizes and the buffer
+    (deepep.py:222 to :251, :285 to :304), normal mode (:648 to :682, :710 to :731), low latency
+    mode (:843 to :864)."""
     from deep_ep import Buffer, Config
 
     x, ids, weights, num_experts = batch(group)
@@ -269,10 +334,14 @@ def sglang(group) -> None:
         nvl = max(config.get_nvl_buffer_size_hint(row_bytes, ranks), nvl)
         rdma = max(config.get_rdma_buffer_size_hint(row_bytes, ranks), rdma)
     rdma = max(Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, ranks, num_experts), rdma)
-    buffer = Buffer(group, nvl, rdma, low_latency_mode=True, num_qps_per_rank=20, allow_mnnvl=True)
+    # On GB200 and GB300.
+    fabric = {"allow_mnnvl": True, "use_fabric": True}
+    buffer = Buffer(group, nvl, rdma, low_latency_mode=True, num_qps_per_rank=20, **fabric)
     assert buffer.group_size == ranks and Buffer.num_sms == 20
     config = Config(**{"num_sms": 24, "num_max_nvl_chunked_send_tokens": 8})
-    for _ in range(2):
+    # On Blackwell scales are packed, and those of one channel are contiguous (:563 to :573).
+    packed = torch.full((HIDDEN // 512, MOST), 0x7F7F7F7F, dtype=torch.int32)[:, : len(x)].t()
+    for is_packed in (False, True):
         previous = Buffer.capture()
         layout = buffer.get_dispatch_layout(
             ids,
@@ -283,7 +352,7 @@ def sglang(group) -> None:
         )
         per_rank, per_node, per_expert, token_in_rank, previous = layout
         got, got_ids, got_weights, counts, handle, event = buffer.dispatch(
-            x,
+            (x.to(torch.float8_e4m3fn), packed) if is_packed else x,
             topk_idx=ids,
             topk_weights=weights,
             num_tokens_per_rank=per_rank,
@@ -297,6 +366,10 @@ def sglang(group) -> None:
             config=config,
         )
         event.current_stream_wait()
+        if is_packed:
+            got, scales = got
+            assert scales.shape == (len(got), HIDDEN // 512) and (scales == 0x7F7F7F7F).all()
+            got = got.float().bfloat16()
         assert all(count % 128 == 0 for count in counts)
         out, _, event = buffer.combine(
             got,
@@ -314,8 +387,8 @@ def sglang(group) -> None:
         )
         event.current_stream_wait()
         assert hook is None
-        # Single batch overlap: deepep.py:926-955 of 0.5.23, with the arguments of
-        # single_batch_overlap.py:112-163, for Hopper and for Blackwell. Without `overlap` only the
+        # Single batch overlap: deepep.py:926 to :955, with the arguments of
+        # single_batch_overlap.py:112 to :163, for Hopper and for Blackwell. Without `overlap` only the
         # shared experts run beside the combine, and there are no signals.
         for signals in (False, True):
             hopper = {
@@ -346,8 +419,9 @@ def sglang(group) -> None:
 
 
 def sglang_elastic(group) -> None:
-    """SGLang's second backend: decode expands and does not count, prefill counts and does not
-    expand."""
+    """SGLang's second backend: decode expands and does not count, prefill counts, and expands or not:
+    a buffer (deepep_v2.py:192 to :201, without its size), dispatch (:385 to :399), combine (:475 to
+    :481). A rank without tokens has one of weight 0 (:348 to :355)."""
     from deep_ep import ElasticBuffer
 
     x, ids, weights, num_experts = batch(group)
@@ -360,81 +434,111 @@ def sglang_elastic(group) -> None:
         allow_hybrid_mode=False,
         sl_idx=0,
         prefer_overlap_with_compute=False,
-        num_bytes=ElasticBuffer.get_buffer_size_hint(group, MOST, HIDDEN, TOP_K),
     )
     assert buffer.num_bytes > 0
-    sms = buffer.get_theoretical_num_sms(num_experts, TOP_K)
-    qps = buffer.get_theoretical_num_qps(sms)
-    for decode in (True, False):
-        packs = (x[:, :HIDDEN].contiguous(), torch.ones(len(x), HIDDEN // 128))
-        (got, scales), _, got_weights, handle, _ = buffer.dispatch(
-            packs,
-            topk_idx=ids,
-            topk_weights=weights,
+    dummy = torch.zeros(1, HIDDEN).bfloat16(), torch.arange(TOP_K)[None], torch.zeros(1, TOP_K)
+    is_idle = group.rank() == group.size() - 1
+    # Packed scales of which those of one channel are contiguous, on Blackwell; else numbers.
+    for decode, expands, is_packed, idle in (
+        (True, True, True, False),
+        (True, True, False, False),
+        (False, True, False, False),
+        (False, False, True, False),
+        (False, False, False, is_idle),
+    ):
+        rows, choices, row_weights = dummy if idle else (x, ids, weights)
+        count = len(rows)
+        one = torch.full((HIDDEN // 512, MOST), 0x7F7F7F7F, dtype=torch.int32)[:, :count].t()
+        sent = one if is_packed else torch.ones(count, HIDDEN // 128)
+        (got, scales), got_ids, got_weights, handle, event = buffer.dispatch(
+            (rows.to(torch.float8_e4m3fn), sent),
+            topk_idx=choices,
+            topk_weights=row_weights,
             num_experts=num_experts,
             num_max_tokens_per_rank=MOST,
-            expert_alignment=8,
-            num_sms=sms,
-            num_qps=qps,
-            use_tma_aligned_col_major_sf=decode,
+            expert_alignment=128,
+            num_sms=0,
+            use_tma_aligned_col_major_sf=is_packed,
             do_cpu_sync=not decode,
-            do_expand=decode,
+            do_expand=expands,
         )
-        received = handle.psum_num_recv_tokens_per_scaleup_rank[-1].item()
+        if event.event is not None:
+            event.current_stream_wait()
+        received = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1].item())
         assert received > 0 and handle.psum_num_recv_tokens_per_expert.shape == (
             num_experts // group.size(),
         )
-        assert not decode or scales.stride(0) == 1
+        assert not is_packed or scales.stride(0) == 1
         assert bool(handle.num_recv_tokens_per_expert_list) != decode
-        out, _, _ = buffer.combine(got, handle=handle, topk_weights=None, num_sms=sms, num_qps=qps)
-        times = TOP_K if decode else copies(ids, group.size(), num_experts)
-        assert torch.equal(out.float(), x.float() * times)
+        if expands:
+            assert got_weights.shape == (len(got),)
+            got_weights = None
+        else:
+            got, scales = got[:received], scales[:received]
+            got_ids, got_weights = got_ids[:received], got_weights[:received]
+        out, _, event = buffer.combine(
+            got.float().bfloat16(), handle=handle, topk_weights=got_weights
+        )
+        if event.event is not None:
+            event.current_stream_wait()
+        times = TOP_K if expands else copies(choices, group.size(), num_experts)
+        assert torch.equal(out.float(), rows.float() * times)
 
 
 def megatron(group) -> None:
     """Megatron's flexible dispatcher: the backward pass of dispatch is combine, and that of combine
-    is dispatch, with the handle of the forward pass."""
+    is dispatch, with the handle of the forward pass: a buffer (fused_a2a.py:35 to :68), dispatch
+    (:86 to :128) and its gradient (:144 to :161), combine (:169 to :183) and its gradient (:193 to
+    :207)."""
     from deep_ep import Buffer
     from deep_ep.utils import EventHandle, EventOverlap
 
     x, ids, weights, num_experts = batch(group)
     ranks = group.size()
-    config = Buffer.get_dispatch_config(ranks)
-    nvl = config.get_nvl_buffer_size_hint(HIDDEN * max(x.element_size(), 2), ranks)
-    buffer = Buffer(group, nvl, 0)
-    assert buffer.group is group and (buffer.num_nvl_bytes, buffer.num_rdma_bytes) == (nvl, 0)
+    row_bytes, nvl, rdma = HIDDEN * max(x.element_size(), 2), 0, 0
+    for config in (Buffer.get_dispatch_config(ranks), Buffer.get_combine_config(ranks)):
+        nvl = max(config.get_nvl_buffer_size_hint(row_bytes, ranks), nvl)
+        rdma = max(config.get_rdma_buffer_size_hint(row_bytes, ranks), rdma)
+    buffer = Buffer(group, nvl, rdma)
+    assert buffer.group is group and (buffer.num_nvl_bytes, buffer.num_rdma_bytes) == (nvl, rdma)
     Buffer.set_num_sms(24)
-    previous = EventOverlap(EventHandle())
-    layout = buffer.get_dispatch_layout(
-        ids, num_experts, previous_event=previous, async_finish=False, allocate_on_comm_stream=False
-    )
-    per_rank, per_node, per_expert, token_in_rank, _ = layout
-    got, got_ids, got_weights, counts, handle, after = buffer.dispatch(
-        x,
-        topk_idx=ids,
-        topk_weights=weights,
-        num_tokens_per_rank=per_rank,
-        num_tokens_per_rdma_rank=per_node,
-        is_token_in_rank=token_in_rank,
-        num_tokens_per_expert=per_expert,
-        previous_event=previous,
-        async_finish=False,
-        allocate_on_comm_stream=False,
-    )
-    grad, grad_weights, _ = buffer.combine(
-        got, handle, topk_weights=got_weights.float(), previous_event=previous
-    )
-    assert torch.equal(grad.float(), x.float() * copies(ids, ranks, num_experts))
-    # One rank has each weight, and the others have 0.
-    assert torch.equal(grad_weights, weights)
-    again, *nothing, handle_again, after = buffer.dispatch(
-        grad,
-        handle=handle,
-        previous_event=previous,
-        async_finish=False,
-        allocate_on_comm_stream=False,
-    )
-    assert nothing == [None, None, None] and len(again) == len(got)
+    for is_async in (False, True):
+        how = {"async_finish": is_async, "allocate_on_comm_stream": is_async}
+        previous = EventOverlap(EventHandle()) if is_async else None
+        layout = buffer.get_dispatch_layout(ids, num_experts, previous_event=previous, **how)
+        per_rank, per_node, per_expert, token_in_rank, event = layout
+        got, got_ids, got_weights, counts, handle, after = buffer.dispatch(
+            x,
+            topk_idx=ids,
+            topk_weights=weights,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=token_in_rank,
+            num_tokens_per_expert=per_expert,
+            previous_event=event,
+            **how,
+        )
+        if is_async:
+            after.current_stream_wait()
+        assert torch.tensor(counts).sum() == (got_ids >= 0).sum()
+        out, _, after = buffer.combine(got, handle=handle, previous_event=previous, **how)
+        if is_async:
+            after.current_stream_wait()
+        assert torch.equal(out.float(), x.float() * copies(ids, ranks, num_experts))
+        grad, grad_weights, after = buffer.combine(
+            got, handle, topk_weights=got_weights.float(), previous_event=previous, **how
+        )
+        if is_async:
+            after.current_stream_wait()
+        assert torch.equal(grad, out)
+        # One rank has each weight, and the others have 0.
+        assert torch.equal(grad_weights, weights)
+        again, _, _, _, _, after = buffer.dispatch(
+            grad, handle=handle, previous_event=previous, **how
+        )
+        if is_async:
+            after.current_stream_wait()
+        assert len(again) == len(got)
 
 
 def uccl_program(group) -> None:

@@ -110,6 +110,22 @@ def test_ranks_that_may_not_use_nvlink_go_by_the_host(run: Any) -> None:
     run(in_threads, 2, gpu_cases.via_host)
 
 
+def in_fabric(domain: int) -> None:
+    """Ranks with or without fabric handles: those of domain 0 have none."""
+    import emulated
+
+    emulated.DRIVER.fake_fabric(domain)
+    try:
+        in_threads(2, gpu_cases.in_fabric)
+    finally:
+        emulated.DRIVER.fake_fabric(0)
+
+
+@pytest.mark.parametrize("domain", [0, 1])
+def test_ranks_ask_for_fabric_handles(run: Any, domain: int) -> None:
+    run(in_fabric, domain)
+
+
 def test_an_elastic_buffer_tells_its_nodes(run: Any) -> None:
     run(gpu_cases.tells_its_nodes, in_threads)
 

@@ -54,6 +54,7 @@ def test_ranks_in_processes_do_as_well(
         gpu_cases.both_modes,
         gpu_cases.by_ranks,
         gpu_cases.via_host,
+        gpu_cases.in_fabric,
         gpu_cases.two_combines,
         gpu_cases.counted_layout,
         gpu_cases.of_another_buffer,

@@ -1,8 +1,8 @@
 """verl's checkpoint engine: the calls of verl 0.9.1 in their order.
 
 ``verl/checkpoint_engine/base.py``: ``CheckpointEngineManager.build_process_group`` (line 422: prepare of all workers,
-``build_topology``, ``init_process_group``), ``update_weights`` (line 506: send and receive side by side, ``finalize``),
-``CheckpointEngineWorker`` (line 290: ``new(backend, bucket_size=, **engine_kwargs)``), and
+``build_topology``, ``init_process_group``), ``update_weights`` (line 510: send and receive side by side, ``finalize``),
+``CheckpointEngineWorker`` (line 337: ``new(backend, bucket_size=, **engine_kwargs)``), and
 ``verl/workers/engine_workers.py:686`` (the trainers' ``new``).
 """
 

@@ -1,9 +1,9 @@
 """vLLM's weight transfer: the calls of vLLM 0.33.0 in their order.
 
-``vllm/distributed/weight_transfer/factory.py`` (``create_engine``, line 78; ``trainer_init``, line 169),
+``vllm/distributed/weight_transfer/factory.py`` (``create_engine``, line 85; ``trainer_init``, line 167),
 ``vllm/v1/worker/gpu_worker.py`` (``init_weight_transfer_engine``, line 1519; ``start_weight_update``, 1542;
 ``update_weights``, 1592; ``finish_weight_update``, 1633; ``shutdown_weight_transfer_engine``, 1533), and
-``clients.py:61`` (all that goes to workers goes as JSON).
+``clients.py:50`` (all that goes to workers can be JSON).
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ class Model:
 
 
 class Worker:
-    """A worker of vLLM, and the client that calls it."""
+    """A worker of vLLM, and the client that calls it. An update that fails is over (``gpu_worker.py:1569`` to
+    ``:1630``, ``:1639``)."""
 
     def __init__(self) -> None:
+        self.is_active = False
         engine = vllm.WeightTransferEngineFactory.engine("uccl")
         self.model = Model()
         self.engine = engine(None, None, torch.device("cpu"), self.model)
@@ -58,13 +60,22 @@ class Worker:
         self.engine.init_transfer_engine(self.engine.parse_init_info(info))
 
     def start_weight_update(self) -> None:
+        assert not self.is_active
         self.engine.start_weight_update()
+        self.is_active = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.engine.update_weights(json.loads(json.dumps(update_info)))
+        assert self.is_active
+        try:
+            self.engine.update_weights(json.loads(json.dumps(update_info)))
+        except BaseException:
+            self.is_active = False
+            raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
+        assert self.is_active
         self.engine.finish_weight_update()
+        self.is_active = False
 
 
 SHAPES = {"embed": (10, 4), "layers.0.w": (6, 8), "layers.1.w": (6, 8), "norm": (5,)}
@@ -90,11 +101,11 @@ class Source:
             yield name, tensor.clone() if name == "norm" else tensor
 
 
-def trainer(client: Any, source: Any, rank: int = 0) -> Any:
+def trainer(client: Any, source: Any, rank: int = 0, **more: Any) -> Any:
     import uccl.vllm
 
     engine = vllm.WeightTransferTrainerFactory.engine("uccl")
-    info = uccl.vllm.UcclTrainerInitInfo(rank=rank, timeout=50)
+    info = uccl.vllm.UcclTrainerInitInfo(rank=rank, timeout=50, **more)
     return engine.trainer_init(init_info=info, client=client, source=source)
 
 
@@ -111,12 +122,75 @@ def test_weights_come_to_a_worker() -> None:
     assert vllm.reloads.calls == ["initialize", "finalize"] * 3
     # A version that the trainer has left is not loaded.
     worker.engine._timeout = 0.1
+    worker.is_active = True
     with pytest.raises(TimeoutError, match="no whole version from 3 on"):
         worker.update_weights({"version": 3})
     worker.engine.shutdown()
     worker.engine.shutdown()
+    worker.is_active = True
     with pytest.raises(RuntimeError, match="not initialised"):
         worker.update_weights({"version": 4})
+    engine.shutdown()
+
+
+class Serving(Worker):
+    """A worker that notes the model's weights in each call: the old ones serve until the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        super().update_weights(update_info)
+        self.seen.append(("update", dict(self.model.loaded)))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.seen.append(("finish", dict(self.model.loaded)))
+        super().finish_weight_update(weight_version)
+
+
+def test_old_weights_serve_until_all_new_ones_are_there() -> None:
+    worker, source = Serving(), Source()
+    before = len(vllm.reloads.calls)
+    engine = trainer(worker, source, overlap=True)
+    for source.step in (1, 2):
+        old = dict(worker.model.loaded)
+        engine.send_weights()
+        assert [call for call, _ in worker.seen] == ["update", "finish"]
+        assert all(loaded == old for _, loaded in worker.seen), "loaded while it served"
+        worker.seen.clear()
+        for number, (name, shape) in enumerate(SHAPES.items()):
+            expected = torch.full(shape, float(source.step * 10 + number))
+            assert torch.equal(worker.model.loaded[name], expected), name
+    assert vllm.reloads.calls[before:] == ["initialize", "finalize"] * 2
+    old = dict(worker.model.loaded)
+
+    worker.engine._timeout = 0.1
+    engine._publisher.publish = lambda version: None
+    with pytest.raises(TimeoutError, match="no whole version from 3 on"):
+        engine.send_weights()
+    assert worker.model.loaded == old and not worker.is_active
+    assert vllm.reloads.calls[before:] == ["initialize", "finalize"] * 2
+
+    del engine._publisher.publish
+    worker.engine._timeout = 50
+    source.step = 4
+    engine.send_weights()
+    assert torch.equal(worker.model.loaded["norm"], torch.full((5,), 43.0))
+    worker.engine.shutdown()
+    engine.shutdown()
+
+
+def test_a_transfer_beside_the_work_ends_with_the_engine() -> None:
+    worker, source = Worker(), Source()
+    engine = trainer(worker, source, overlap=True)
+    worker.start_weight_update()
+    # No version of it is ever published.
+    worker.update_weights({"version": 9, "begins": True})
+    arrival = worker.engine._arrival
+    worker.engine.shutdown()
+    assert not arrival._thread.is_alive()
+    assert worker.model.loaded == {}
     engine.shutdown()
 
 
@@ -157,7 +231,14 @@ class Pieces(Source):
         super().__init__()
         self.rank = rank
         self.metadata = [
-            vllm.ParamMeta(name, torch.float32, shape, (0, 1), (2,), (vllm.Shard(0),))
+            vllm.ParamMeta(
+                name,
+                torch.float32,
+                shape,
+                owners=(0, 1),
+                mesh_shape=(2,),
+                placements=(vllm.Shard(0),),
+            )
             for name, shape in SHAPES.items()
         ]
         self.kept = {name: torch.zeros(whole(name, 0).chunk(2)[rank].shape) for name in SHAPES}
@@ -176,7 +257,10 @@ def whole(name: str, step: int) -> Any:
     return (torch.arange(count) + step * 100).float().reshape(SHAPES[name])
 
 
-def test_pieces_of_two_trainers_come_to_three_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_pieces_of_two_trainers_come_to_three_workers(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
     import uccl.vllm
 
     trainers, workers = Gather(2), Gather(3)
@@ -196,7 +280,7 @@ def test_pieces_of_two_trainers_come_to_three_workers(monkeypatch: pytest.Monkey
 
     def train(rank: int) -> Any:
         source = Pieces(rank)
-        engine = trainer(Client(), source, rank)
+        engine = trainer(Client(), source, rank, overlap=overlap)
         for source.step in (1, 2):
             engine.send_weights()
         return engine
@@ -212,11 +296,12 @@ def test_pieces_of_two_trainers_come_to_three_workers(monkeypatch: pytest.Monkey
 
 
 def test_pieces_of_a_mesh_are_found() -> None:
-    """Each trainer has the piece that its placements say: ``base.py:122`` and ``_dtensor_layout``, line 260."""
+    """Each trainer has the piece that its placements say: ``base.py:133`` and ``_dtensor_layout``, line 277."""
     import uccl.vllm
 
     cuts = (vllm.Shard(1), vllm.Replicate(), vllm.Shard(0))
-    meta = vllm.ParamMeta("w", torch.float32, (10, 6), tuple(range(4, 16)), (2, 3, 2), cuts)
+    mesh = {"owners": tuple(range(4, 16)), "mesh_shape": (2, 3, 2), "placements": cuts}
+    meta = vllm.ParamMeta("w", torch.float32, (10, 6), **mesh)
     offsets = [uccl.vllm._offsets(meta, rank) for rank in (4, 5, 6, 10, 15)]
     assert offsets == [[0, 0], [5, 0], [0, 0], [0, 3], [5, 3]]
     whole = vllm.ParamMeta("w", torch.float32, (10, 6))

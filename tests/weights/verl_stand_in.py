@@ -1,8 +1,8 @@
 """verl's side of a checkpoint engine, where verl is not installed: the classes and functions of
 ``verl/checkpoint_engine/base.py`` of verl 0.9.1 that engines use, with their contracts.
 
-``TensorMeta`` (line 34), ``CheckpointEngineRegistry.register`` (line 63), ``CheckpointEngine`` (line 125),
-``split_weight_chunks`` (line 551), ``merge_weight_chunks`` (line 581).
+``TensorMeta`` (line 34), ``CheckpointEngineRegistry.register`` (line 60), ``CheckpointEngine`` (line 116),
+``split_weight_chunks`` (line 565), ``merge_weight_chunks`` (line 594).
 """
 
 from __future__ import annotations

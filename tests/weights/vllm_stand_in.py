@@ -1,9 +1,10 @@
 """vLLM's side of weight transfer, where vLLM 0.33 is not installed: the classes that engines use, with their contracts.
 
-``vllm/distributed/weight_transfer/base.py``: ``layerwise_groups`` (line 48, by the first number in a name),
-``Replicate`` and ``Shard`` (106, 111), ``ParamMeta`` (122), ``WeightSource`` (202), the info classes (370 to 420),
-``WeightTransferEngine`` (447: constructor, ``parse_init_info``, ``update_weights``), ``TrainerWeightTransferEngine``
-(658). ``factory.py``: ``register_engine`` (33), ``create_engine`` (78), ``trainer_init`` (169).
+``vllm/distributed/weight_transfer/base.py`` of 0.33.0: ``layerwise_groups`` (line 49), ``Replicate`` and ``Shard`` (118,
+123), ``ParamMeta`` (133), ``WeightSource`` (215), the info classes (365 to 411), ``WeightTransferEngine`` (428:
+``defers_processing``, ``drain_pending``, constructor, ``parse_init_info``, ``update_weights``),
+``TrainerWeightTransferEngine`` (645). ``factory.py``: ``register_engine`` (41), ``create_engine`` (85),
+``trainer_init`` (167).
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ TUpdate = TypeVar("TUpdate")
 
 
 def layerwise_groups(names: list[str]) -> list[list[str]]:
-    groups: dict[tuple[str, ...], list[str]] = {}
+    """Names before the first layer, each layer, and the other names without a number."""
+    ends: dict[bool, list[str]] = {False: [], True: []}
+    layers: dict[str, dict[int, list[str]]] = {}
     for name in names:
         parts = name.split(".")
-        number = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
-        groups.setdefault(tuple(parts[: number + 1]), []).append(name)
-    return list(groups.values())
+        numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+        if not numbers:
+            ends[bool(layers)].append(name)
+            continue
+        stack = layers.setdefault(".".join(parts[: numbers[0]]), {})
+        stack.setdefault(int(parts[numbers[0]]), []).append(name)
+    whole = [group for _, stack in layers.items() for _, group in sorted(stack.items())]
+    return [group for group in (ends[False], *whole, ends[True]) if group]
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,9 @@ class ParamMeta:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    owners: tuple[int, ...] | None = None
-    mesh_shape: tuple[int, ...] | None = None
-    placements: tuple[Any, ...] | None = None
+    owners: tuple[int, ...] | None = field(default=None, kw_only=True)
+    mesh_shape: tuple[int, ...] | None = field(default=None, kw_only=True)
+    placements: tuple[Any, ...] | None = field(default=None, kw_only=True)
 
 
 class WeightTransferInitInfo:
@@ -71,6 +79,7 @@ class WeightTransferEngine(Generic[TInit, TUpdate]):
     init_info_cls: Any
     update_info_cls: Any
     receive_weights: Any
+    defers_processing = False
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         self.device, self.model, self.model_config = device, model, None
@@ -106,7 +115,7 @@ WeightTransferTrainerFactory = _Factory()
 
 
 class Reloads:
-    """``vllm.model_executor.model_loader.reload``: the calls of ``nccl_engine.py:162`` and ``:170``."""
+    """``vllm.model_executor.model_loader.reload``: the calls of ``nccl_engine.py:167`` and ``:175``."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

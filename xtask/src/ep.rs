@@ -13,6 +13,9 @@ use crate::{
 /// The tests' dependency: the torch that users have, which comes with CUDA's libraries.
 const TORCH: &str = "torch==2.11.0";
 
+/// Tests of an environment that has Ray too.
+pub(crate) const RAYS_TESTS: &str = "tests/weights/test_ray.py";
+
 /// Runs the tests against the wheel.
 pub(crate) fn tests() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
@@ -25,9 +28,10 @@ pub(crate) fn tests() -> Result<Outcome> {
     };
     python::install(&python, wheel)?;
     let mut done = Outcome::default();
+    let without_ray = format!("--ignore={RAYS_TESTS}");
     // The tests form a few groups.
-    let result =
-        python::pytest(&python, &["--numprocesses=3", "tests/ep", "tests/weights"], &mut done);
+    let arguments = ["--numprocesses=3", &without_ray, "tests/ep", "tests/weights"];
+    let result = python::pytest(&python, &arguments, &mut done);
     done.or_failed(result)
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{clang_format, deny, ep, kernels, libfabric, lint, nixl, python, vllm};
+use crate::{clang_format, deny, ep, kernels, libfabric, lint, nixl, python, ray, vllm};
 
 /// Downloads the packages, in the order in which they are needed.
 pub(crate) fn run() -> Result<()> {
@@ -19,6 +19,7 @@ pub(crate) fn run() -> Result<()> {
         clang_format::fetch,
         nixl::fetch,
         ep::fetch,
+        ray::fetch,
         libfabric::fetch,
         vllm::fetch,
     ] {

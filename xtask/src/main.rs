@@ -28,6 +28,7 @@ mod package;
 mod prebuild;
 mod prefetch;
 mod python;
+mod ray;
 mod readme;
 mod release_builds;
 mod report;

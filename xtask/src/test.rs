@@ -14,7 +14,7 @@ use crate::{
     capi, circles, clang_format, demo, deny, ep, floors, guest, hammer, headers, kernels,
     libfabric, lint, loom, mutants, nixl,
     outcome::Outcome,
-    package, prebuild, prefetch, python, readme,
+    package, prebuild, prefetch, python, ray, readme,
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
@@ -272,6 +272,12 @@ const STEPS: &[Step] = &[
         run: |_| ep::tests(),
     },
     Step {
+        name: "ray",
+        group: Group::Python,
+        about: "Ray's tensor transport UCCL on CPUs, among actors",
+        run: |_| ray::tests(),
+    },
+    Step {
         name: "examples",
         group: Group::Python,
         about: "examples in Python, those of the documents among them",
@@ -445,7 +451,10 @@ mod tests {
         assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
         assert_eq!(
             chosen(&["python"]),
-            ["tools", "wheel", "stubtest", "pytest", "nixl", "ep", "examples", "rails", "vllm"]
+            [
+                "tools", "wheel", "stubtest", "pytest", "nixl", "ep", "ray", "examples", "rails",
+                "vllm"
+            ]
         );
         assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
     }

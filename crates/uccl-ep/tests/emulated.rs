@@ -537,6 +537,14 @@ fn normal_mode_of_far_ranks_makes_the_bytes_of_the_cpu() {
 }
 
 #[test]
+fn ranks_with_fabric_handles_are_direct_on_several_nodes() {
+    emulator::load();
+    emulator::join_domain(1);
+    Case { ranks: 3, route: Route::Fabric, ..SMALL }.run();
+    Normal { ranks: 3, route: Route::Fabric, ..NORMAL }.run();
+}
+
+#[test]
 fn a_far_rank_that_goes_away_is_named_by_all_others() {
     emulator::load();
     let errors = Case { ranks: 3, route: Route::ViaHost(3, Transport::Tcp), ..SMALL }

@@ -11,6 +11,7 @@
 //! | --- | --- |
 //! | a tensor, a slice of it, its place in a rank's memory | [`plan::layout`] |
 //! | the bytes that a slice has in common with another | [`plan::area`] |
+//! | whether readers read from readers, or all from sources | [`FanOut`] |
 //! | the source of each byte: balance over replicas, trees | `plan::spread` |
 //! | the reads of each target, and their order | [`plan`] |
 //! | the description of a rank that others plan with | [`Manifest`] |
@@ -29,4 +30,4 @@ pub use exchange::{
     reader::{FetchOutcome, Reader},
     shard::{Shard, Span},
 };
-pub use plan::{Options, Peer, Piece, Plan, PlanError, Read, Step, TargetPlan};
+pub use plan::{FanOut, Options, Peer, Piece, Plan, PlanError, Read, Step, TargetPlan};

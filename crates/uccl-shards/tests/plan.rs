@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use uccl_shards::plan::{
-    Options, Peer, Plan, PlanError,
+    FanOut, Options, Peer, Plan, PlanError,
     area::Area,
-    layout::{Layout, Place, Slice, Tensor},
+    layout::{Layout, Place, Seat, Slice, Tensor},
     plan,
 };
 
@@ -73,6 +73,10 @@ fn case(draws: &mut Draws) -> Case {
     let mut sources = vec![Layout::default(); 1 + draws.below(4)];
     let mut targets = vec![Layout::default(); 1 + draws.below(5)];
     let same = draws.below(2) == 0;
+    for layout in sources.iter_mut().chain(&mut targets) {
+        let host = (draws.below(3) > 0).then(|| format!("host {}", draws.below(3)));
+        layout.seat = Seat { host, lanes: draws.below(3) as u32 };
+    }
     for (index, tensor) in tensors.iter().enumerate() {
         for part in scatter(whole(&tensor.shape), draws.below(4), draws) {
             let first = draws.below(sources.len());
@@ -94,7 +98,7 @@ fn case(draws: &mut Draws) -> Case {
         }
     }
     let options = Options {
-        fan_out: draws.below(4),
+        fan_out: [FanOut::Automatic, FanOut::AtMost(draws.below(4))][draws.below(2)],
         waves: 1 + draws.below(4),
         cut_bytes: 1 + draws.below(200) as u64,
     };
@@ -192,7 +196,7 @@ proptest! {
             prop_assert_eq!(seen, &full(tensors, target));
         }
         shortest(&plan);
-        if options.fan_out == 0 {
+        if options.fan_out == FanOut::AtMost(0) {
             let mut reads = plan.targets.iter().flat_map(|target| target.pieces());
             prop_assert!(reads.all(|(from, _)| matches!(from, Peer::Source(_))));
         }
@@ -203,7 +207,7 @@ proptest! {
 fn replicas(count: usize, len: u64) -> Vec<Layout> {
     let place = Place { buffer: 0, offset: 0 };
     let slice = Slice { tensor: 0, area: whole(&[len]), place };
-    vec![Layout { buffers: vec![len], slices: vec![slice] }; count]
+    vec![Layout { buffers: vec![len], slices: vec![slice], seat: Seat::default() }; count]
 }
 
 fn one(len: u64) -> Vec<Tensor> {
@@ -241,13 +245,72 @@ fn a_source_with_many_readers_sends_each_byte_once() {
 
 #[test]
 fn a_reader_is_a_source_for_at_most_the_fan_out() {
-    let options = Options { fan_out: 2, waves: 1, cut_bytes: LEN };
+    let options = Options { fan_out: FanOut::AtMost(2), waves: 1, cut_bytes: LEN };
     let plan = plan(&one(1000), &replicas(1, 1000), &replicas(9, 1000), &options).expect("a plan");
     for target in 0..9 {
         assert!(sent_by(&plan, Peer::Target(target)) <= 2000);
     }
     let levels = plan.targets.iter().map(|target| target.steps.len()).max();
     assert_eq!(levels, Some(4), "1 + 2 + 4 + 2 readers");
+}
+
+/// Ranks on hosts of these numbers.
+fn on_hosts(mut ranks: Vec<Layout>, hosts: &[usize], lanes: u32) -> Vec<Layout> {
+    for (rank, host) in ranks.iter_mut().zip(hosts) {
+        rank.seat = Seat { host: Some(format!("host {host}")), lanes };
+    }
+    ranks
+}
+
+fn bytes_between(plan: &Plan, is_wanted: impl Fn(Peer, usize) -> bool) -> u64 {
+    let of = |(index, target): (usize, &uccl_shards::TargetPlan)| {
+        let pieces = target.pieces().filter(|(from, _)| is_wanted(*from, index));
+        pieces.map(|(_, piece)| piece.len).sum::<u64>()
+    };
+    plan.targets.iter().enumerate().map(of).sum()
+}
+
+#[test]
+fn readers_on_the_sources_host_all_read_from_it() {
+    let (sources, targets) = (replicas(1, LEN), replicas(3, LEN));
+    let sources = on_hosts(sources, &[0], 1);
+    let targets = on_hosts(targets, &[0, 0, 0], 1);
+    let plan = plan(&one(LEN), &sources, &targets, &Options::default()).expect("a plan");
+    assert_eq!(sent_by(&plan, Peer::Source(0)), 3 * LEN);
+    assert!(plan.targets.iter().all(|target| target.steps.len() == 1), "nothing waits");
+}
+
+#[test]
+fn a_host_receives_each_byte_once_and_its_readers_take_turns() {
+    let hosts = [1, 1, 1, 1, 2, 2, 2, 2];
+    let sources = on_hosts(replicas(1, LEN), &[0], 1);
+    let targets = on_hosts(replicas(8, LEN), &hosts, 1);
+    let plan = plan(&one(LEN), &sources, &targets, &Options::default()).expect("a plan");
+    let host_of = |peer: Peer| match peer {
+        Peer::Source(_) => 0,
+        Peer::Target(rank) => hosts[rank],
+    };
+    assert_eq!(sent_by(&plan, Peer::Source(0)), LEN, "a source sends each byte once");
+    for host in [1, 2] {
+        let comes = |from: Peer, to: usize| hosts[to] == host && host_of(from) != host;
+        assert_eq!(bytes_between(&plan, comes), LEN);
+    }
+    for reader in 0..8 {
+        let over_network = |from: Peer, to: usize| to == reader && host_of(from) != hosts[reader];
+        let share = bytes_between(&plan, over_network);
+        assert!(share.abs_diff(LEN / 4) <= LEN / 16, "reader {reader} reads {share} bytes");
+    }
+}
+
+#[test]
+fn sources_that_can_send_to_all_hosts_at_once_need_no_tree() {
+    let (sources, targets) = (replicas(1, LEN), replicas(4, LEN));
+    let targets = on_hosts(targets, &[1, 1, 2, 2], 1);
+    for (lanes, sent) in [(1, LEN), (2, 2 * LEN)] {
+        let sources = on_hosts(sources.clone(), &[0], lanes);
+        let plan = plan(&one(LEN), &sources, &targets, &Options::default()).expect("a plan");
+        assert_eq!(sent_by(&plan, Peer::Source(0)), sent, "{lanes} lanes");
+    }
 }
 
 #[test]
@@ -257,12 +320,13 @@ fn ranks_that_claim_too_much_are_refused() {
     let columns = |first: u64| {
         let area = Area { offsets: vec![0, first], sizes: vec![huge, 2] };
         let slice = Slice { tensor: 0, area, place: Place { buffer: 0, offset: 0 } };
-        Layout { buffers: vec![u64::MAX], slices: vec![slice] }
+        Layout { buffers: vec![u64::MAX], slices: vec![slice], seat: Seat::default() }
     };
     let whole = Area { offsets: vec![0, 0], sizes: vec![huge, 4] };
     let place = Place { buffer: 0, offset: 0 };
     let slice = Slice { tensor: 0, area: whole, place };
-    let whole = Layout { buffers: vec![u64::MAX], slices: vec![slice] };
+    let seat = Seat::default();
+    let whole = Layout { buffers: vec![u64::MAX], slices: vec![slice], seat };
     for (source, count) in [(whole.clone(), 1), (whole, 2)] {
         let sources = vec![source; count];
         let refused = plan(&tensors, &sources, &[columns(0), columns(2)], &Options::default());
@@ -276,7 +340,7 @@ fn refusals_name_rank_and_tensor() {
     let half = |at: u64| {
         let area = Area { offsets: vec![at], sizes: vec![5] };
         let slice = Slice { tensor: 0, area, place: Place { buffer: 0, offset: 0 } };
-        Layout { buffers: vec![5], slices: vec![slice] }
+        Layout { buffers: vec![5], slices: vec![slice], seat: Seat::default() }
     };
     let of = |source: Layout, target: Layout| {
         plan(&tensors, &[source], &[target], &Options::default()).expect_err("refused")

@@ -93,6 +93,9 @@ pub enum EpCardError {
         /// The number of ranks in the card.
         ranks: u32,
     },
+    /// The window's handle is of an unknown kind.
+    #[error("a window with a handle of kind {0}")]
+    WrongHandle(u32),
     /// The window's advert is none.
     #[error("the window's advert: {0}")]
     Advert(#[from] AdvertError),

@@ -15,15 +15,46 @@
 //! | 144 | u64 | when that process was started, in ticks since the host was |
 //! | 152 | u64 | the number of the rank's next call |
 //! | 160 | u32 | the number of its meetings with others before |
+//! | 164 | u32 | the kind of the handle: 0 for processes of the host, 1 for those of the NVLink domain |
+//! | 168 | u64 | bytes to map, for a handle of kind 1 |
 //!
 //! All numbers are little endian. A process that has the handle can write to the window.
 
 use crate::ep_card::{EpCardError, HOST_LEN};
 
 /// Bytes of a card.
-pub const EP_GPU_CARD_LEN: usize = 164;
+pub const EP_GPU_CARD_LEN: usize = 176;
 
-const MAGIC: u32 = 0x5543_4704;
+const MAGIC: u32 = 0x5543_4705;
+
+/// The kind of a handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EpGpuHandleKind {
+    /// Processes of the same host open it.
+    Host,
+    /// Processes of the same NVLink domain open it, on any host, and map this number of bytes.
+    Fabric {
+        /// Bytes to map.
+        len: u64,
+    },
+}
+
+impl EpGpuHandleKind {
+    fn to_words(self) -> (u32, u64) {
+        match self {
+            Self::Host => (0, 0),
+            Self::Fabric { len } => (1, len),
+        }
+    }
+
+    fn of_words(kind: u32, len: u64) -> Result<Self, EpCardError> {
+        match kind {
+            0 => Ok(Self::Host),
+            1 => Ok(Self::Fabric { len }),
+            kind => Err(EpCardError::WrongHandle(kind)),
+        }
+    }
+}
 
 /// A card; see the module.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,6 +75,8 @@ pub struct EpGpuCard {
     pub host: [u8; HOST_LEN],
     /// The handle by which other processes open the window.
     pub handle: [u8; 64],
+    /// The kind of the handle.
+    pub kind: EpGpuHandleKind,
     /// Its process's number.
     pub pid: u32,
     /// When its process was started: another one with this number was started at another time.
@@ -73,7 +106,10 @@ impl EpGpuCard {
         out[140..144].copy_from_slice(&self.pid.to_le_bytes());
         out[144..152].copy_from_slice(&self.started.to_le_bytes());
         out[152..160].copy_from_slice(&self.next_call.to_le_bytes());
-        out[160..].copy_from_slice(&self.generation.to_le_bytes());
+        out[160..164].copy_from_slice(&self.generation.to_le_bytes());
+        let (kind, len) = self.kind.to_words();
+        out[164..168].copy_from_slice(&kind.to_le_bytes());
+        out[168..].copy_from_slice(&len.to_le_bytes());
         out
     }
 
@@ -99,6 +135,7 @@ impl EpGpuCard {
         }
         let [pool, nonce, process, started, next_call] = [16, 24, 32, 144, 152].map(long);
         let [pid, generation] = [35, 40].map(word);
+        let kind = EpGpuHandleKind::of_words(word(41), long(168))?;
         let host = bytes[40..].first_chunk().copied().unwrap_or([0; HOST_LEN]);
         let handle = bytes[76..].first_chunk().copied().unwrap_or([0; 64]);
         Ok(Self {
@@ -110,6 +147,7 @@ impl EpGpuCard {
             process,
             host,
             handle,
+            kind,
             pid,
             started,
             next_call,
@@ -136,7 +174,7 @@ mod tests {
         #[test]
         fn a_card_survives_its_bytes(
             rank: u32, longs: [u64; 5], pid: u32, ranks in 1u32.., marks: u32, generation: u32,
-            host in proptest::array::uniform32(0u8..),
+            host in proptest::array::uniform32(0u8..), fabric: Option<u64>,
         ) {
             let mut id = [b'-'; HOST_LEN];
             id[..32].copy_from_slice(&host);
@@ -145,8 +183,10 @@ mod tests {
             let [pool, nonce, process, started, next_call] = longs;
             let rank = rank % ranks;
             let host = id;
+            let kind = fabric.map_or(EpGpuHandleKind::Host, |len| EpGpuHandleKind::Fabric { len });
             let card = EpGpuCard {
-                rank, ranks, marks, pool, nonce, process, host, handle, pid, started, next_call, generation,
+                rank, ranks, marks, pool, nonce, process, host, handle, kind, pid, started, next_call,
+                generation,
             };
             prop_assert_eq!(EpGpuCard::decode(&card.encode()), Ok(card));
         }
@@ -164,5 +204,11 @@ mod tests {
         assert_eq!(EpGpuCard::decode(&[0; 3]), Err(EpCardError::WrongLength(3)));
         let cpu = EpGpuCard::decode(&[0; EP_GPU_CARD_LEN]);
         assert_eq!(cpu, Err(EpCardError::WrongMagic(0)));
+        let mut card = [0; EP_GPU_CARD_LEN];
+        card[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        card[8] = 1;
+        assert!(EpGpuCard::decode(&card).is_ok());
+        card[164] = 9;
+        assert_eq!(EpGpuCard::decode(&card), Err(EpCardError::WrongHandle(9)));
     }
 }

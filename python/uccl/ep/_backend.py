@@ -41,6 +41,10 @@ class BufferParams:
     """With GPUs, seconds that the host waits for counts. None: twice the timeout."""
     via_host: bool = False
     """Whether ranks do not reach each other's GPU memory, and use host memory."""
+    in_fabric: bool = False
+    """Whether ranks on several hosts of an NVLink domain reach each other's GPU memory."""
+    says_fabric: bool = False
+    """Whether the caller has asked for that, and so is told if it cannot be."""
     shares_comm_stream: bool = False
     """Whether a rank's buffers on a GPU have one communication stream together."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Any, Callable, Iterable
 
 import torch
@@ -43,6 +44,8 @@ class BaseBuffer:
         self._backend: Backend | None
         if gpu is None:
             self._backend = HostBackend(ranks, params, self._timeout)
+            if params.says_fabric and not self._may_move:
+                logging.getLogger("uccl").warning("use_fabric has no effect: ranks are on the CPU")
         else:
             self._backend = CudaBackend(ranks, params, self._timeout, gpu)
 

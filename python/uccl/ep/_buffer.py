@@ -55,7 +55,10 @@ class Buffer(BaseBuffer):
         num_ranks: The most ranks, for a rank that has only ``store``.
         device: The CPU or a GPU. If it is None: ``UCCL_EP_DEVICE``; else the current GPU if the
             group has NCCL or the process has begun to use CUDA; else the first tensor's device.
-        num_qps_per_rank, allow_mnnvl, is_intranode: Not used.
+        allow_mnnvl, use_fabric: If one is true, ranks with GPUs on several hosts of one NVLink
+            domain reach each other directly. Where the driver has no fabric handles, ranks are as
+            without it; ``use_fabric`` then says so in the log ``uccl``.
+        num_qps_per_rank, is_intranode: Not used.
 
     Raises:
         NotImplementedError: For an unknown keyword that is neither None nor False.
@@ -79,6 +82,7 @@ class Buffer(BaseBuffer):
         enable_shrink: bool = False,
         comm: Any = None,
         *,
+        use_fabric: bool = False,
         is_intranode: bool | None = None,
         timeout: float | None = None,
         store: Any = None,
@@ -98,6 +102,8 @@ class Buffer(BaseBuffer):
             bool(enable_shrink),
             # Both modes share one group, and so the path between its ranks.
             via_host=not allow_nvlink_for_low_latency_mode,
+            in_fabric=bool(allow_mnnvl or use_fabric),
+            says_fabric=bool(use_fabric),
         )
         super().__init__(ranks, params, device)
         self.rank, self.group_size = ranks.rank, ranks.size

@@ -93,8 +93,8 @@ elastic_options = lru_cache(maxsize=64)(ElasticOptions)
 class ElasticBuffer(BaseBuffer):
     """Memory of a group of ranks, and the calls that move tokens through it.
 
-    Making a buffer is collective; dropping it is not. ``comm``, ``store``, ``rank``, ``num_ranks``
-    and ``device`` are as in :class:`Buffer`.
+    Making a buffer is collective; dropping it is not. ``comm``, ``store``, ``rank``, ``num_ranks``,
+    ``device`` and ``use_fabric`` are as in :class:`Buffer`.
 
     Args:
         group: The ranks' ``torch.distributed`` group, of gloo or NCCL.
@@ -142,6 +142,7 @@ class ElasticBuffer(BaseBuffer):
         num_gpu_timeout_secs: float = 100,
         explicitly_destroy: bool = False,
         *,
+        use_fabric: bool = False,
         comm: Any = None,
         store: Any = None,
         rank: int | None = None,
@@ -175,6 +176,8 @@ class ElasticBuffer(BaseBuffer):
             num_cpu_timeout_secs,
             num_gpu_timeout_secs,
             count_timeout=num_cpu_timeout_secs,
+            in_fabric=bool(use_fabric),
+            says_fabric=bool(use_fabric),
             shares_comm_stream=True,
         )
         super().__init__(ranks, params, device)

@@ -50,6 +50,7 @@ pub struct Device {
     copy_engines: u32,
     memory_bytes: usize,
     exports_descriptors: bool,
+    exports_fabric_handles: bool,
     needs_flush: bool,
     flushes_in_streams: bool,
     load_kernels: LoadKernels,
@@ -104,6 +105,7 @@ impl Device {
             copy_engines: query.attribute(device_attribute::COPY_ENGINES)?,
             memory_bytes: query.memory_bytes()?,
             exports_descriptors: query.flag(device_attribute::EXPORTS_FILE_DESCRIPTORS),
+            exports_fabric_handles: query.flag(device_attribute::EXPORTS_FABRIC_HANDLES),
             needs_flush: query.needs_flush(),
             flushes_in_streams: query.flag(device_attribute::FLUSHES_IN_STREAMS),
             load_kernels,
@@ -180,6 +182,13 @@ impl Device {
     /// Whether memory made with `cuMemCreate` can be shared as a file descriptor.
     pub fn exports_descriptors(&self) -> bool {
         self.exports_descriptors
+    }
+
+    /// Whether memory made with `cuMemCreate` can have a fabric handle, by which GPUs of other
+    /// hosts reach it over NVLink. A process without a channel of the IMEX service cannot make such
+    /// memory all the same.
+    pub fn exports_fabric_handles(&self) -> bool {
+        self.exports_fabric_handles
     }
 
     /// Whether it can reach the other's memory once peer access is enabled.

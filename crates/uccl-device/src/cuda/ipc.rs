@@ -1,8 +1,9 @@
 //! Sharing one process's GPU memory with another.
 //!
-//! There are two ways: an IPC handle, 64 bytes that name a whole allocation made by `cuMemAlloc` or
-//! `cudaMalloc`; and file descriptors, for memory made by `cuMemCreate` ([`super::vmm`]). The kind
-//! of memory decides which one applies. Some memory has neither and must be staged.
+//! There are two ways for memory of any maker: an IPC handle, 64 bytes that name a whole allocation
+//! made by `cuMemAlloc` or `cudaMalloc`; and file descriptors, for memory made by `cuMemCreate`
+//! ([`super::vmm`]). The kind of memory decides which one applies. Some memory has neither and must
+//! be staged. Our own memory may have a fabric handle too, for other hosts ([`super::fabric`]).
 //!
 //! Memory that the owner frees stays mapped in the process that opened it: the driver keeps the
 //! physical memory until the last mapping is gone. Bytes copied there after that are lost, and
@@ -20,6 +21,7 @@ use crate::memory::MemoryKind;
 use super::{
     device::Context,
     error::GpuError,
+    fabric::{self, FabricExport},
     gpus::Gpus,
     pointer::{Allocation, Pointer, classify},
     raw::{IPC_LAZY_PEER_ACCESS, IpcMemHandle},
@@ -269,6 +271,19 @@ impl Importer {
         Mapping::by_descriptors(context, pieces).map(Arc::new)
     }
 
+    /// Maps memory with a fabric handle for the GPU of a context. It is unmapped when its last user
+    /// has dropped it and the GPU's work has ended.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] for a handle that is forged, stale or of another NVLink domain, or for a
+    /// wrong length.
+    pub fn map_fabric(
+        context: &'static Context,
+        export: FabricExport,
+    ) -> Result<Arc<Mapping>, GpuError> {
+        Mapping::by_fabric_handle(context, export).map(Arc::new)
+    }
+
     /// How many handles are open.
     pub fn len(&self) -> usize {
         lock(&self.open).values().filter(|mapping| mapping.strong_count() > 0).count()
@@ -286,8 +301,10 @@ pub struct Mapping {
     context: &'static Context,
     address: u64,
     len_bytes: usize,
-    /// The range that unmaps it when dropped, if it was mapped by descriptors.
+    /// The range that unmaps it when dropped, if it was not opened by an IPC handle.
     range: Option<AddressRange>,
+    /// Whether the GPU's work is waited for before that.
+    waits_for_work: bool,
 }
 
 impl Mapping {
@@ -299,7 +316,8 @@ impl Mapping {
         // SAFETY: the pointer is to a live address; the driver checks the handle.
         let code = unsafe { (driver.ipc_open)(&raw mut address, raw, IPC_LAZY_PEER_ACCESS) };
         context.check(code, format_args!("opening another process's memory"))?;
-        let mut mapping = Self { context, address, len_bytes: 0, range: None };
+        let mut mapping =
+            Self { context, address, len_bytes: 0, range: None, waits_for_work: false };
         let (mut base, mut len) = (0, 0);
         // SAFETY: both pointers are to live values.
         let code = unsafe { (driver.address_range)(&raw mut base, &raw mut len, address) };
@@ -325,7 +343,16 @@ impl Mapping {
             range.map(offset, *len_bytes, &Physical::import(context, fd.as_fd())?)?;
             offset += len_bytes;
         }
-        Ok(Self { context, address: range.address(), len_bytes: total, range: Some(range) })
+        Ok(Self::of_range(context, range, false))
+    }
+
+    fn by_fabric_handle(context: &'static Context, export: FabricExport) -> Result<Self, GpuError> {
+        Ok(Self::of_range(context, fabric::map(context, export)?, true))
+    }
+
+    fn of_range(context: &'static Context, range: AddressRange, waits_for_work: bool) -> Self {
+        let (address, len_bytes) = (range.address(), range.len_bytes());
+        Self { context, address, len_bytes, range: Some(range), waits_for_work }
     }
 
     /// Its address in this process. It begins with the first byte of the owner's allocation, or of
@@ -356,7 +383,11 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.range.is_none() {
+        if self.waits_for_work {
+            if let Some(range) = self.range.take() {
+                reaper::later_than_work(self.context, range);
+            }
+        } else if self.range.is_none() {
             let address = self.address;
             // SAFETY: opened by this, and the driver counts openings; users of the memory promise
             // to have ended.

@@ -8,6 +8,7 @@ use super::{
     device::Context,
     driver::Driver,
     error::GpuError,
+    fabric::{FabricExport, FabricMemory},
     raw::{
         ATTACH_GLOBAL, HOST_ALLOC_MAPPED, HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED,
         HOST_REGISTER_PORTABLE,
@@ -22,6 +23,8 @@ pub struct DeviceBuffer {
     context: &'static Context,
     address: u64,
     len_bytes: usize,
+    /// The owner of the memory, if it has a fabric handle.
+    fabric: Option<FabricMemory>,
 }
 
 impl DeviceBuffer {
@@ -36,7 +39,35 @@ impl DeviceBuffer {
         let code = unsafe { (context.driver().memory_allocate)(&raw mut address, len_bytes) };
         let ordinal = context.device().ordinal();
         context.check(code, format_args!("taking {len_bytes} bytes of GPU {ordinal}"))?;
-        Ok(Self { context, address, len_bytes })
+        Ok(Self { context, address, len_bytes, fabric: None })
+    }
+
+    /// Allocates memory with a fabric handle, by which GPUs of other hosts reach it where NVLink
+    /// joins them.
+    ///
+    /// # Errors
+    /// [`GpuError::System`] if this GPU or its driver has no such handles; [`GpuError::Driver`] if
+    /// there is not enough memory, or the process has no channel of NVIDIA's IMEX service.
+    pub fn in_fabric(context: &'static Context, len_bytes: usize) -> Result<Self, GpuError> {
+        let fabric = FabricMemory::new(context, len_bytes)?;
+        Ok(Self { context, address: fabric.address(), len_bytes, fabric: Some(fabric) })
+    }
+
+    /// The handle by which other processes of the NVLink domain open it; `None` unless it was made
+    /// by [`Self::in_fabric`].
+    pub fn fabric_export(&self) -> Option<FabricExport> {
+        self.fabric.as_ref().map(FabricMemory::export)
+    }
+
+    /// Lets another GPU of this process reach it.
+    ///
+    /// # Errors
+    /// [`GpuError::NoPeerAccess`] or [`GpuError::Driver`] if that GPU cannot.
+    pub fn allow_peer(&self, peer: &'static Context) -> Result<(), GpuError> {
+        match &self.fabric {
+            Some(fabric) => fabric.allow_peer(peer),
+            None => peer.enable_peer(self.context),
+        }
     }
 
     /// Its address, for the GPU.
@@ -57,6 +88,10 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        if let Some(fabric) = self.fabric.take() {
+            reaper::later_than_work(self.context, fabric);
+            return;
+        }
         let address = self.address;
         // SAFETY: taken by this; the driver waits for work that uses it.
         reaper::later(self.context, move |driver| unsafe { (driver.memory_free)(address) }, None);
@@ -78,7 +113,7 @@ impl ManagedBuffer {
         // SAFETY: the pointer is to a live address.
         let code = unsafe { allocate(&raw mut address, len_bytes, ATTACH_GLOBAL) };
         context.check(code, format_args!("taking {len_bytes} bytes of managed memory"))?;
-        Ok(Self(DeviceBuffer { context, address, len_bytes }))
+        Ok(Self(DeviceBuffer { context, address, len_bytes, fabric: None }))
     }
 
     /// Its address, for the CPU and for GPUs.

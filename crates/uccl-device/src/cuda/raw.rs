@@ -33,6 +33,7 @@ pub(crate) mod device_attribute {
     pub(crate) const EXPORTS_FILE_DESCRIPTORS: i32 = 103;
     pub(crate) const FLUSH_OPTIONS: i32 = 117;
     pub(crate) const WRITES_ORDERING: i32 = 118;
+    pub(crate) const EXPORTS_FABRIC_HANDLES: i32 = 128;
 }
 
 /// `CUdevice_P2PAttribute`.
@@ -77,6 +78,7 @@ pub(crate) const ATTACH_GLOBAL: u32 = 1;
 
 pub(crate) const HANDLE_TYPE_NONE: i32 = 0;
 pub(crate) const HANDLE_TYPE_FD: i32 = 1;
+pub(crate) const HANDLE_TYPE_FABRIC: i32 = 8;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 pub(crate) const RANGE_HANDLE_DMA_BUF: i32 = 1;
 pub(crate) const LOCATION_DEVICE: i32 = 1;

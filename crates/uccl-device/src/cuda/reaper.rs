@@ -99,6 +99,14 @@ pub(crate) fn later(
     CHANGED.notify_all();
 }
 
+/// Drops mapped memory on the reaper's thread, when the context's present work has ended: unlike
+/// `cuMemFree`, `cuMemUnmap` waits for no work that uses the memory.
+pub(crate) fn later_than_work(context: &'static Context, memory: impl Send + 'static) {
+    // SAFETY: the reaper has made the context current.
+    let wait = |driver: &Driver| unsafe { (driver.context_synchronize)() };
+    later(context, wait, Some(Box::new(memory)));
+}
+
 /// Starts the thread, unless it runs. If the system has no thread left, the calls wait until one is
 /// started for a later call.
 fn start(state: &mut State) {

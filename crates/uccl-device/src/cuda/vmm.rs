@@ -39,8 +39,17 @@ impl Physical {
         len_bytes: usize,
         shareable: bool,
     ) -> Result<Self, GpuError> {
+        Self::with_types(context, len_bytes, types_of(shareable))
+    }
+
+    /// As [`Self::new`], for memory with handles of these types.
+    pub(super) fn with_types(
+        context: &'static Context,
+        len_bytes: usize,
+        handle_types: i32,
+    ) -> Result<Self, GpuError> {
         let create = Driver::need(context.driver().vmm_create, "cuMemCreate")?;
-        let properties = properties(context, shareable);
+        let properties = properties(context, handle_types);
         let _current = context.make_current()?;
         let mut raw = 0;
         // SAFETY: both pointers are to live values.
@@ -54,8 +63,16 @@ impl Physical {
     /// # Errors
     /// As for [`Self::new`].
     pub fn granularity(context: &'static Context) -> Result<usize, GpuError> {
+        Self::granularity_of(context, HANDLE_TYPE_FD)
+    }
+
+    /// As [`Self::granularity`], for memory with handles of these types.
+    pub(super) fn granularity_of(
+        context: &'static Context,
+        handle_types: i32,
+    ) -> Result<usize, GpuError> {
         let ask = Driver::need(context.driver().vmm_granularity, "cuMemGetAllocationGranularity")?;
-        let properties = properties(context, true);
+        let properties = properties(context, handle_types);
         let _current = context.make_current()?;
         let mut bytes = 0;
         // SAFETY: both pointers are to live values.
@@ -85,7 +102,7 @@ impl Physical {
     pub fn shares_descriptor(&self) -> Result<bool, GpuError> {
         let name = "cuMemGetAllocationPropertiesFromHandle";
         let ask = Driver::need(self.context.driver().vmm_properties, name)?;
-        let mut properties = properties(self.context, false);
+        let mut properties = properties(self.context, HANDLE_TYPE_NONE);
         let _current = self.context.make_current()?;
         // SAFETY: the pointer is to live properties, and the handle lives.
         let code = unsafe { ask(&raw mut properties, self.raw) };
@@ -99,16 +116,29 @@ impl Physical {
     /// # Errors
     /// [`GpuError::Driver`] if it was not made to be shared.
     pub fn export(&self) -> Result<OwnedFd, GpuError> {
-        let export =
-            Driver::need(self.context.driver().vmm_export, "cuMemExportToShareableHandle")?;
         let mut fd: RawFd = -1;
-        let _current = self.context.make_current()?;
         let place = (&raw mut fd).cast::<c_void>();
         // SAFETY: for this type of handle the driver writes a descriptor, an int.
-        let code = unsafe { export(place, self.raw, HANDLE_TYPE_FD, 0) };
-        self.context.check(code, format_args!("sharing physical memory as a file descriptor"))?;
+        unsafe { self.export_to(place, HANDLE_TYPE_FD) }?;
         // SAFETY: a new descriptor without another owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Writes a handle of one type to a place.
+    ///
+    /// # Safety
+    /// The place has room for such a handle.
+    pub(super) unsafe fn export_to(
+        &self,
+        place: *mut c_void,
+        handle_type: i32,
+    ) -> Result<(), GpuError> {
+        let export =
+            Driver::need(self.context.driver().vmm_export, "cuMemExportToShareableHandle")?;
+        let _current = self.context.make_current()?;
+        // SAFETY: the caller's promise; the piece lives.
+        let code = unsafe { export(place, self.raw, handle_type, 0) };
+        self.context.check(code, format_args!("sharing physical memory by {}", named(handle_type)))
     }
 
     /// The memory behind another process's descriptor.
@@ -116,22 +146,43 @@ impl Physical {
     /// # Errors
     /// [`GpuError::Driver`] if the descriptor is of something else.
     pub fn import(context: &'static Context, fd: BorrowedFd<'_>) -> Result<Self, GpuError> {
+        // The driver takes the number of the descriptor as the value of a pointer.
+        let number = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
+        // SAFETY: the descriptor is open.
+        unsafe { Self::import_from(context, number, HANDLE_TYPE_FD) }
+    }
+
+    /// The memory behind a handle of one type.
+    ///
+    /// # Safety
+    /// The place has such a handle, or is the number of an open descriptor.
+    pub(super) unsafe fn import_from(
+        context: &'static Context,
+        place: *mut c_void,
+        handle_type: i32,
+    ) -> Result<Self, GpuError> {
         let name = "cuMemImportFromShareableHandle";
         let import = Driver::need(context.driver().vmm_import, name)?;
         let _current = context.make_current()?;
         let mut raw = 0;
-        // The driver takes the number of the descriptor as the value of a pointer.
-        let number = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
-        // SAFETY: the pointer is to a live handle, and the descriptor is open.
-        let code = unsafe { import(&raw mut raw, number, HANDLE_TYPE_FD) };
-        context.check(code, format_args!("taking physical memory from a file descriptor"))?;
+        // SAFETY: the pointer is to a live handle; for the rest, the caller's promise.
+        let code = unsafe { import(&raw mut raw, place, handle_type) };
+        context.check(code, format_args!("taking physical memory by {}", named(handle_type)))?;
         Ok(Self { context, raw })
     }
 }
 
-fn properties(context: &Context, shareable: bool) -> MemAllocationProp {
-    let types = if shareable { HANDLE_TYPE_FD } else { HANDLE_TYPE_NONE };
-    MemAllocationProp::on_device(context.device().id(), types)
+/// The name of a handle's type, in messages.
+fn named(handle_type: i32) -> &'static str {
+    if handle_type == HANDLE_TYPE_FD { "a file descriptor" } else { "a fabric handle" }
+}
+
+fn types_of(shareable: bool) -> i32 {
+    if shareable { HANDLE_TYPE_FD } else { HANDLE_TYPE_NONE }
+}
+
+fn properties(context: &Context, handle_types: i32) -> MemAllocationProp {
+    MemAllocationProp::on_device(context.device().id(), handle_types)
 }
 
 impl Drop for Physical {

@@ -18,6 +18,8 @@
  * to copy, fake_tables() the copy kernels with tables in GPU memory, fake_blocked() the calls that wait. Kernels are known by
  * their names; fake_emulate() adds one, which a function runs on a thread of its own. fake_record(1) notes the launches of
  * such kernels until fake_record(0), as a graph does, and fake_replay() launches them again with the same parameters.
+ * fake_fabric(n) puts the process into NVLink domain n, where memory has fabric handles, but not that of the last GPU.
+ * Before that the process is like one without a channel of the IMEX service.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -27,13 +29,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef int code;
 typedef uint64_t address;
 typedef void *handle;
 
-enum { GPUS = 4, INVALID = 1, NO_MEMORY = 2, NOT_INITIALISED = 3, NOT_READY = 600, ALREADY = 704 };
+enum { GPUS = 4, INVALID = 1, NO_MEMORY = 2, NOT_INITIALISED = 3, NOT_READY = 600, ALREADY = 704, NOT_PERMITTED = 800 };
 enum { DEVICE_MEMORY = 2, HOST_MEMORY = 1 };
 
 struct piece {
@@ -91,7 +94,7 @@ struct memory {
     struct memory *next;
     address base;
     size_t len;
-    int type, gpu, fd;
+    int type, gpu, fd, is_mapped;
     uint64_t id;
 };
 
@@ -114,7 +117,7 @@ static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
 static uint64_t next_id = 1, launched, table_launches;
 static uint64_t next_order = 1;
-static int connections, next_number = 1, shuts, flushes;
+static int connections, next_number = 1, shuts, flushes, domain;
 static int initialised, paused, passing, taken = -1, stall, stalled, blocked;
 static uint64_t passing_most;
 static _Thread_local int stack[16], depth;
@@ -302,7 +305,7 @@ static code forget(address a, int unmap) {
 static void note(address base, size_t len, int type, int fd) {
     struct memory *m = malloc(sizeof *m);
     pthread_mutex_lock(&lock);
-    *m = (struct memory){memories, base, len, type, current(), fd, next_id++};
+    *m = (struct memory){memories, base, len, type, current(), fd, 0, next_id++};
     memories = m;
     pthread_mutex_unlock(&lock);
 }
@@ -423,6 +426,8 @@ uint64_t fake_launched(void) {
     return bytes;
 }
 
+void fake_fabric(int to) { domain = to; }
+
 int fake_blocked(void) {
     pthread_mutex_lock(&lock);
     int calls = blocked;
@@ -469,6 +474,8 @@ code cuDeviceGetAttribute(int *value, int which, int device) {
     static const int known[][2] = {{16, 8}, {40, 3}, {75, 9}, {76, 0}, {98, 1}, {103, 0}, {117, 1}};
     /* The last GPU alone sees writes of other devices in order. */
     *value = which == 33 ? device + 1 : which == 118 && device == GPUS - 1 ? 100 : 0;
+    if (which == 128)
+        *value = device != GPUS - 1;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i][0] == which)
             *value = known[i][1];
@@ -497,9 +504,18 @@ code cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, 0; }
 code cuCtxEnablePeerAccess(handle peer, unsigned flags) { return (void)peer, (void)flags, 0; }
 code cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
 
+static int works(int gpu) {
+    for (struct stream *s = streams; s; s = s->next)
+        if (s->gpu == gpu && s->first)
+            return 1;
+    return 0;
+}
+
 code cuCtxSynchronize(void) {
     pthread_mutex_lock(&lock);
     wait_for(current());
+    while (works(current()))
+        pthread_cond_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
     return 0;
 }
@@ -519,7 +535,7 @@ code cuPointerGetAttributes(unsigned count, const int *which, void **values, add
             *(int *)values[i] = m->gpu;
             break;
         case 10:
-            *(uint8_t *)values[i] = m->type == DEVICE_MEMORY;
+            *(uint8_t *)values[i] = m->type == DEVICE_MEMORY && !m->is_mapped;
             break;
         case 11:
             *(uint64_t *)values[i] = m->base;
@@ -601,6 +617,114 @@ code cuIpcOpenMemHandle_v2(address *start, struct ipc_handle h, unsigned flags) 
 }
 
 code cuIpcCloseMemHandle(address start) { return give_back(current(), start, 1); }
+
+/* Physical memory and its mappings. Memory is there for nobody before cuMemSetAccess. */
+
+enum { GRANULARITY = 2 << 20, DESCRIPTOR = 1, FABRIC = 8 };
+
+struct properties {
+    int kind, types, location_kind, location;
+    void *rest[2];
+};
+
+struct physical {
+    int fd, types;
+    size_t len;
+};
+
+struct fabric_handle {
+    int domain, pid, fd;
+    size_t len;
+    char rest[40];
+};
+
+code cuMemGetAllocationGranularity(size_t *bytes, const struct properties *of, int which) {
+    return (void)of, (void)which, *bytes = GRANULARITY, 0;
+}
+
+static code take(struct physical **made, int fd, int types, size_t len) {
+    if (fd < 0)
+        return INVALID;
+    *made = malloc(sizeof **made);
+    **made = (struct physical){fd, types, len};
+    return 0;
+}
+
+code cuMemCreate(struct physical **made, size_t len, const struct properties *of, uint64_t flags) {
+    (void)flags;
+    if (of->types & FABRIC && !domain)
+        return NOT_PERMITTED;
+    if (len == 0 || len % GRANULARITY)
+        return INVALID;
+    int fd = memfd_create("fake", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, len) != 0)
+        return NO_MEMORY;
+    return take(made, fd, of->types, len);
+}
+
+code cuMemRelease(struct physical *one) { return close(one->fd), free(one), 0; }
+
+code cuMemExportToShareableHandle(void *place, struct physical *one, int type, uint64_t flags) {
+    (void)flags;
+    if (!(one->types & type))
+        return INVALID;
+    if (type == DESCRIPTOR)
+        return *(int *)place = dup(one->fd), 0;
+    *(struct fabric_handle *)place = (struct fabric_handle){domain, getpid(), one->fd, one->len, {0}};
+    return 0;
+}
+
+code cuMemImportFromShareableHandle(struct physical **made, void *place, int type) {
+    if (type == DESCRIPTOR) {
+        struct stat found;
+        int fd = dup((int)(intptr_t)place);
+        return fd < 0 || fstat(fd, &found) ? INVALID : take(made, fd, type, found.st_size);
+    }
+    struct fabric_handle *h = place;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", h->pid, h->fd);
+    return !domain || h->domain != domain ? NOT_PERMITTED : take(made, open(path, O_RDWR | O_CLOEXEC), type, h->len);
+}
+
+code cuMemAddressReserve(address *base, size_t len, size_t align, address wish, uint64_t flags) {
+    (void)align, (void)wish, (void)flags;
+    void *start = len % GRANULARITY ? MAP_FAILED : mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return start == MAP_FAILED ? INVALID : (*base = (address)start, 0);
+}
+
+code cuMemAddressFree(address base, size_t len) { return munmap((void *)base, len) ? INVALID : 0; }
+
+code cuMemMap(address base, size_t len, size_t offset, struct physical *one, uint64_t flags) {
+    (void)flags;
+    if (offset || len != one->len)
+        return INVALID;
+    if (mmap((void *)base, len, PROT_NONE, MAP_SHARED | MAP_FIXED, one->fd, 0) == MAP_FAILED)
+        return INVALID;
+    note(base, len, DEVICE_MEMORY, -1);
+    pthread_mutex_lock(&lock);
+    memory_at(base)->is_mapped = 1;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+code cuMemSetAccess(address base, size_t len, const void *of, size_t count) {
+    (void)of, (void)count;
+    return mprotect((void *)base, len, PROT_READ | PROT_WRITE) ? INVALID : 0;
+}
+
+/* Waits for no work: a GPU that still uses the memory loses its context, and the process here ends. */
+code cuMemUnmap(address base, size_t len) {
+    pthread_mutex_lock(&lock);
+    int used = is_used(base);
+    code result = used ? INVALID : forget(base, 0);
+    pthread_mutex_unlock(&lock);
+    if (used) {
+        fprintf(stderr, "memory was unmapped under a copy\n");
+        abort();
+    }
+    mmap((void *)base, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    return result;
+}
 
 code cuStreamCreateWithPriority(handle *made, unsigned flags, int priority) {
     (void)flags, (void)priority;
@@ -711,7 +835,13 @@ code cuModuleLoadDataEx(handle *made, const void *image, unsigned n, int *option
     *made = (handle)functions;
     return give_back(current(), 0, 0);
 }
-code cuModuleUnload(handle module) { return (void)module, cuCtxSynchronize(); }
+code cuModuleUnload(handle module) {
+    (void)module;
+    pthread_mutex_lock(&lock);
+    wait_for(current());
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
 
 code cuModuleGetFunction(handle *found, handle module, const char *name) {
     (void)module;

@@ -24,6 +24,7 @@ pub(crate) struct Fake {
     blocked: extern "C" fn() -> c_int,
     emulate: extern "C" fn(EmulatedKernel),
     limit_together: extern "C" fn(u32),
+    fabric: extern "C" fn(c_int),
 }
 
 /// A kernel that a function runs, on a thread of its own.
@@ -107,6 +108,12 @@ impl Fake {
     pub(crate) fn limit_together(self, blocks: u32) {
         (self.limit_together)(blocks);
     }
+
+    /// Puts the process into this NVLink domain; 0: it may make no memory with fabric handles. The
+    /// last GPU has no such handles.
+    pub(crate) fn fabric(self, domain: i32) {
+        (self.fabric)(domain);
+    }
 }
 
 /// Loads it, before a caller asks for a driver: a search for one by name then finds this one.
@@ -170,6 +177,10 @@ pub(crate) fn load() -> Fake {
                 limit_together: std::mem::transmute::<*mut c_void, extern "C" fn(u32)>(find(
                     library,
                     c"fake_limit_together",
+                )),
+                fabric: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
+                    library,
+                    c"fake_fabric",
                 )),
             }
         }

@@ -34,7 +34,8 @@ pub struct Config {
 }
 
 /// The path between the ranks of a group. All ranks have the same value, but if some have
-/// [`ViaHost`](Self::ViaHost), those with [`Any`](Self::Any) use the host too.
+/// [`ViaHost`](Self::ViaHost), those with [`Any`](Self::Any) or
+/// [`Fabric`](Self::Fabric) use the host too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reach {
     /// Direct access if all ranks are on one node and each reaches all windows; else the host.
@@ -42,6 +43,10 @@ pub enum Reach {
     Any,
     /// Windows are in the GPUs' memory, and every rank stores to all of them.
     Direct,
+    /// As [`Any`](Self::Any), but windows have fabric handles where the driver makes them, and
+    /// ranks on several hosts of one NVLink domain reach each other directly too. A rank without
+    /// such a handle has [a reason](super::Group::fabric_refusal).
+    Fabric,
     /// Windows are in locked host memory. Ranks of a node store to each other's; data for another
     /// node is carried by a proxy, a thread of the sender.
     ViaHost,

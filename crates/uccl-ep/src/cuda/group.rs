@@ -80,7 +80,7 @@ impl Group {
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
         let is_direct = match config.reach {
             Reach::Direct => return Self::join_directly(&config, exchange)?.map(Arc::new),
-            Reach::Any | Reach::ViaHost => may_be_direct(&config, false, exchange)?,
+            Reach::Any | Reach::Fabric | Reach::ViaHost => may_be_direct(&config, false, exchange)?,
         };
         // All ranks learn whether that succeeds, so all continue in the same way.
         let unreached_reason = match is_direct {
@@ -144,11 +144,27 @@ impl Group {
         self.via_host().map_or_else(|| Nodes::one(self.ranks()), |group| group.nodes())
     }
 
-    /// The reason why ranks of one node do not reach each other's GPU memory, if [`Reach::Any`] was
-    /// tried.
+    /// The reason why ranks do not reach each other's GPU memory, though they are on one node, or
+    /// have fabric handles.
     #[must_use]
     pub fn unreached_reason(&self) -> Option<&str> {
         self.unreached_reason.as_deref()
+    }
+
+    /// The reason why this rank's window has no fabric handle, if [`Reach::Fabric`] asked for one.
+    /// The group is then as with [`Reach::Any`].
+    #[must_use]
+    pub fn fabric_refusal(&self) -> Option<String> {
+        if self.config.reach != Reach::Fabric {
+            return None;
+        }
+        match &**self.windows.lock() {
+            Windows::Direct(window, _) => window.fabric_refusal().map(str::to_owned),
+            Windows::ViaHost(_) => Some(match self.unreached_reason() {
+                Some(why) => why.to_owned(),
+                None => "not all ranks have one, and they are on several nodes".to_owned(),
+            }),
+        }
     }
 
     /// Counts of traffic over the network; `None` if there is none.

@@ -8,6 +8,7 @@ use uccl_wire::ep_gpu_card::EpGpuCard;
 use super::{
     config::{Config, Reach},
     host_windows::HostWindows,
+    offer::Offer,
     status::Reports,
     watch::Watch,
     window::Window,
@@ -16,7 +17,6 @@ use super::{
 use crate::shared::{
     error::{Error, Result},
     join::{Exchange, Position, agree, agree_on_outcome, all_joined},
-    nodes::Node,
 };
 
 /// A rank before a meeting.
@@ -33,22 +33,20 @@ pub(super) struct Rendezvous {
     pub(super) position: Position,
 }
 
-/// Whether all ranks that are there are on one node, and none uses the host. `is_via_host`: this
-/// rank does.
+/// Whether all ranks that are there are on one node or have fabric handles, and none uses the host.
+/// `is_via_host`: this rank does.
 pub(super) fn may_be_direct(
     config: &Config,
     is_via_host: bool,
     exchange: &mut Exchange<'_>,
 ) -> Result<bool> {
-    // A rank without a known node takes part in the exchange, and fails later, so that the others
-    // do not wait for it in vain.
-    let node = match config.reach {
-        Reach::ViaHost => Vec::new(),
-        _ if is_via_host => Vec::new(),
-        _ => Node::of_this_process(config.node).map(|node| node.to_bytes()).unwrap_or_default(),
+    let offer = match config.reach {
+        Reach::ViaHost => Offer::default(),
+        _ if is_via_host => Offer::default(),
+        _ => Offer::of(config),
     };
-    let nodes = exchange(node.clone())?;
-    Ok(!node.is_empty() && nodes.iter().flatten().all(|other| *other == node))
+    let offers = exchange(offer.to_bytes())?;
+    Ok(offer.is_direct_with(offers.iter().flatten().map(Vec::as_slice)))
 }
 
 /// Meets in windows in GPU memory. `prepared` is the caller's own, or its failure to prepare. All
@@ -61,7 +59,8 @@ pub(super) fn meet_directly<T>(
     let Config { rank, ranks, pool, .. } = *config;
     let prepared = prepared.and_then(|(own, candidate)| {
         let has_flags = !config.masks_late;
-        let window = Window::new(candidate.context, (rank, ranks), pool, has_flags)?;
+        let in_fabric = config.reach == Reach::Fabric;
+        let window = Window::new(candidate.context, (rank, ranks), pool, has_flags, in_fabric)?;
         let card = window.card(ranks, candidate.position)?;
         Ok((own, candidate, window, card))
     });

@@ -24,6 +24,7 @@ mod mailbox;
 mod memory;
 pub mod normal;
 mod occupancy;
+mod offer;
 mod params;
 mod regroup;
 mod routing;

@@ -2,9 +2,10 @@
 //!
 //! Its layout is that of a window of the CPU, words for each rank and then the pool, but tagged
 //! words and the ready flags of chunks may be between them. Peers in this process use its address;
-//! peers in other processes of the host open it by a handle. A window that its rank has dropped
-//! lives as long as a peer in this process holds it, and the driver keeps it for processes that
-//! have opened it: late stores hit no other memory.
+//! peers in other processes of the host open it by a handle, and peers on other hosts by a fabric
+//! handle, where NVLink joins them. A window that its rank has dropped lives as long as a peer in
+//! this process holds it, and the driver keeps it for processes that have opened it: late stores
+//! hit no other memory.
 
 use std::{
     collections::HashMap,
@@ -16,11 +17,14 @@ use parking_lot::Mutex;
 use uccl_device::{
     HostIdentity, Process,
     cuda::{
-        Context, DeviceBuffer, Direction, Exporter, Importer, IpcHandle, Mapping, MemoryExport,
-        PeerId, PinnedBuffer, Priority, Stream,
+        Context, DeviceBuffer, Direction, Exporter, FabricExport, FabricHandle, GpuError, Importer,
+        IpcHandle, Mapping, MemoryExport, PeerId, PinnedBuffer, Priority, Stream,
     },
 };
-use uccl_wire::ep_gpu_card::EpGpuCard;
+use uccl_wire::{
+    ep_card::HOST_LEN,
+    ep_gpu_card::{EpGpuCard, EpGpuHandleKind},
+};
 
 use super::{
     params::{CHUNKS, TAGGED_WORDS},
@@ -66,6 +70,8 @@ impl PeerWindow {
 /// A rank's own window and those of its peers.
 pub(super) struct Window {
     memory: Arc<DeviceBuffer>,
+    /// The reason why the memory has no fabric handle, though it should have.
+    fabric_refusal: Option<String>,
     context: &'static Context,
     me: usize,
     flags: usize,
@@ -77,18 +83,24 @@ pub(super) struct Window {
 
 impl Window {
     /// A window with a pool of so many bytes, and with tagged words and ready flags if `has_flags`.
+    /// With `in_fabric` it has a fabric handle, if the driver makes one.
     pub(super) fn new(
         context: &'static Context,
         (me, ranks): (usize, usize),
         pool: usize,
         has_flags: bool,
+        in_fabric: bool,
     ) -> Result<Self> {
         let invalid = || Error::invalid(format!("a pool of {pool} bytes"));
         let pool = pool.checked_next_multiple_of(PAGE).ok_or_else(invalid)?;
         let flags = if has_flags { words_len(ranks, TAGGED_WORDS + CHUNKS) } else { 0 };
         let words = control_len(ranks) + flags;
         let len = words.checked_add(pool).ok_or_else(invalid)?;
-        let memory = Arc::new(DeviceBuffer::new(context, len)?);
+        let (memory, fabric_refusal) = match in_fabric {
+            true => allocate_in_fabric(context, len)?,
+            false => (DeviceBuffer::new(context, len)?, None),
+        };
+        let memory = Arc::new(memory);
         let nonce = random()?;
         let stream = Stream::new(context, Priority::Normal)?;
         let mut staged = PinnedBuffer::new(context, 8)?;
@@ -105,7 +117,7 @@ impl Window {
         let mut known = WINDOWS.lock();
         known.retain(|_, window| window.strong_count() > 0);
         known.insert(nonce, Arc::downgrade(&memory));
-        Ok(Self { memory, context, me, flags, pool, nonce, peers: Vec::new() })
+        Ok(Self { memory, fabric_refusal, context, me, flags, pool, nonce, peers: Vec::new() })
     }
 
     /// Bytes of the tagged words, and of the ready flags behind them, before the pool.
@@ -123,13 +135,29 @@ impl Window {
         &self.memory
     }
 
-    /// A card with all that peers need to reach the window, and this rank's position.
-    pub(super) fn card(&self, ranks: usize, position: Position) -> Result<EpGpuCard> {
+    /// The reason why the memory has no fabric handle, though it should have.
+    pub(super) fn fabric_refusal(&self) -> Option<&str> {
+        self.fabric_refusal.as_deref()
+    }
+
+    /// The handle by which other processes open the window.
+    fn handle(&self) -> Result<([u8; 64], EpGpuHandleKind)> {
+        if let Some(FabricExport { handle, len_bytes }) = self.memory.fabric_export() {
+            return Ok((handle.0, EpGpuHandleKind::Fabric { len: len_bytes as u64 }));
+        }
         let exported =
             Exporter::default().export(self.memory.address(), self.memory.len_bytes())?;
-        let MemoryExport::Legacy(export) = exported else {
-            return Err(Error::invalid("the window's memory has no handle for other processes"));
-        };
+        match exported {
+            MemoryExport::Legacy(export) => Ok((export.handle.0, EpGpuHandleKind::Host)),
+            MemoryExport::Descriptors(_) => {
+                Err(Error::invalid("the window's memory has no handle for other processes"))
+            }
+        }
+    }
+
+    /// A card with all that peers need to reach the window, and this rank's position.
+    pub(super) fn card(&self, ranks: usize, position: Position) -> Result<EpGpuCard> {
+        let (handle, kind) = self.handle()?;
         Ok(EpGpuCard {
             rank: self.me as u32,
             ranks: ranks as u32,
@@ -137,8 +165,9 @@ impl Window {
             pool: self.pool as u64,
             nonce: self.nonce,
             process: process()?,
-            host: host_of(&HostIdentity::of_this_process())?,
-            handle: export.handle.0,
+            host: own_host()?,
+            handle,
+            kind,
             pid: std::process::id(),
             started: own_start()?,
             next_call: position.next_call,
@@ -158,8 +187,10 @@ impl Window {
             false => self.reach(card)?,
         };
         let watched = match &window {
-            PeerWindow::Local(_) => None,
-            PeerWindow::Imported(_) => watch::process(card.pid, card.started),
+            PeerWindow::Imported(_) if card.host == own_host()? => {
+                watch::process(card.pid, card.started)
+            }
+            _ => None,
         };
         self.peers.push(Some(window));
         Ok(watched)
@@ -168,22 +199,37 @@ impl Window {
     fn reach(&self, card: &EpGpuCard) -> Result<PeerWindow> {
         let what = || format!("opening the window of rank {}", card.rank);
         let os = |source| Error::Os { what: what(), source };
-        if card.host != host_of(&HostIdentity::of_this_process())? {
-            let why = "it is on another host, and GPUs of several hosts are not supported yet";
-            return Err(os(io::Error::new(io::ErrorKind::Unsupported, why)));
-        }
         if card.process == process()? {
             let memory = WINDOWS.lock().get(&card.nonce).and_then(Weak::upgrade);
             let memory = memory.ok_or_else(|| os(io::Error::other("it is gone")))?;
-            self.context.enable_peer(memory.context())?;
+            memory.allow_peer(self.context)?;
             return Ok(PeerWindow::Local(memory));
         }
-        let handle = IpcHandle(card.handle);
-        let mapping = IMPORTER.open(self.context, PeerId(card.process), handle)?;
+        let mapping = match card.kind {
+            EpGpuHandleKind::Fabric { len } => self.map_fabric(card, len)?,
+            EpGpuHandleKind::Host if card.host == own_host()? => {
+                IMPORTER.open(self.context, PeerId(card.process), IpcHandle(card.handle))?
+            }
+            EpGpuHandleKind::Host => {
+                let why = "it is on another host, and its memory has no fabric handle";
+                return Err(os(io::Error::new(io::ErrorKind::Unsupported, why)));
+            }
+        };
         let is_it = self.read_word(mapping.address() + NONCE_AT)? == card.nonce;
         is_it
             .then_some(PeerWindow::Imported(mapping))
             .ok_or_else(|| os(io::Error::other("it is another process's memory")))
+    }
+
+    fn map_fabric(&self, card: &EpGpuCard, len: u64) -> Result<Arc<Mapping>> {
+        let len_bytes = usize::try_from(len).unwrap_or(usize::MAX);
+        if len_bytes < self.memory.len_bytes() {
+            let own = self.memory.len_bytes();
+            let why = format!("the window of rank {} has {len} bytes, and not {own}", card.rank);
+            return Err(Error::invalid(why));
+        }
+        let export = FabricExport { handle: FabricHandle(card.handle), len_bytes };
+        Ok(Importer::map_fabric(self.context, export)?)
     }
 
     fn read_word(&self, address: u64) -> Result<u64> {
@@ -201,6 +247,22 @@ impl Window {
     pub(super) fn addresses(&self) -> impl Iterator<Item = u64> {
         self.peers.iter().map(|peer| peer.as_ref().map_or(0, PeerWindow::address))
     }
+}
+
+/// Memory with a fabric handle; or memory without one, and the reason.
+fn allocate_in_fabric(
+    context: &'static Context,
+    len: usize,
+) -> Result<(DeviceBuffer, Option<String>)> {
+    match DeviceBuffer::in_fabric(context, len) {
+        Ok(memory) => Ok((memory, None)),
+        Err(lost @ GpuError::Poisoned { .. }) => Err(lost.into()),
+        Err(refused) => Ok((DeviceBuffer::new(context, len)?, Some(refused.to_string()))),
+    }
+}
+
+fn own_host() -> Result<[u8; HOST_LEN]> {
+    host_of(&HostIdentity::of_this_process())
 }
 
 fn random() -> Result<u64> {

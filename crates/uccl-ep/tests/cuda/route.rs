@@ -7,6 +7,8 @@ use uccl_p2p::Transport;
 pub(crate) enum Route {
     /// Direct access, which the group finds by itself.
     Direct,
+    /// Direct access by fabric handles, as if each rank were on a host of its own.
+    Fabric,
     /// By windows of the host, as if they were on this many nodes.
     ViaHost(usize, Transport),
 }
@@ -14,7 +16,14 @@ pub(crate) enum Route {
 impl Route {
     /// A rank's part of a group with this route between its ranks.
     pub(crate) fn of(self, config: Config) -> Config {
-        let Self::ViaHost(nodes, transport) = self else { return config };
+        let (nodes, transport) = match self {
+            Self::Direct => return config,
+            Self::Fabric => {
+                let node = Some(config.rank as u64);
+                return Config { reach: Reach::Fabric, node, ..config };
+            }
+            Self::ViaHost(nodes, transport) => (nodes, transport),
+        };
         let bind = Some([127, 0, 0, 1].into());
         let network = uccl_p2p::Config { transport, bind, num_cpus: 1, ..Default::default() };
         let node = Some((config.rank * nodes / config.ranks) as u64);

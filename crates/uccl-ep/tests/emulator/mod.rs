@@ -75,6 +75,12 @@ pub(crate) fn load() {
     });
 }
 
+/// Puts this process into an NVLink domain, where memory may have fabric handles.
+#[allow(dead_code, reason = "tests of other things stay outside")]
+pub(crate) fn join_domain(domain: i32) {
+    fake_driver::load().fabric(domain);
+}
+
 fn find(library: *mut c_void, name: &CStr) -> *const c_void {
     // SAFETY: the library is loaded.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };

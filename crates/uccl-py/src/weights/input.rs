@@ -1,7 +1,7 @@
 //! Values from Python.
 
 use pyo3::{prelude::*, types::PyBytes};
-use uccl_shards::{Manifest, Options, Party, Shard, Span, plan::area::Area};
+use uccl_shards::{FanOut, Manifest, Options, Party, Shard, Span, plan::area::Area};
 
 use super::exception;
 
@@ -39,7 +39,7 @@ impl From<PlanOptions> for Options {
     fn from(given: PlanOptions) -> Self {
         let default = Self::default();
         Self {
-            fan_out: given.fan_out.unwrap_or(default.fan_out),
+            fan_out: given.fan_out.map_or(default.fan_out, FanOut::AtMost),
             waves: given.waves.unwrap_or(default.waves),
             cut_bytes: given.cut_bytes.unwrap_or(default.cut_bytes),
         }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{manifest::Manifest, shard::ShardEntry};
 use crate::plan::{
     Options, Plan, PlanError,
-    layout::{Layout, Place, Slice, Tensor},
+    layout::{Layout, Place, Seat, Slice, Tensor},
     plan,
 };
 
@@ -41,7 +41,8 @@ impl Tensors {
         };
         let slices = manifest.shards.iter().map(slice).collect::<Result<_, PlanError>>()?;
         let buffers = manifest.buffers.iter().map(|key| key.0.len).collect();
-        Ok(Layout { buffers, slices })
+        let seat = Seat { host: manifest.host.clone(), lanes: manifest.lanes };
+        Ok(Layout { buffers, slices, seat })
     }
 
     fn index(&mut self, shard: &ShardEntry) -> Result<usize, PlanError> {

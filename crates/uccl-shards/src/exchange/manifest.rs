@@ -3,7 +3,8 @@
 use std::{fmt::Write, net::SocketAddr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
-use uccl_p2p::Endpoint;
+use uccl_device::{HostIdentity, Topology};
+use uccl_p2p::{Config, Endpoint, Transport};
 use uccl_wire::advert::Advert;
 
 use super::{
@@ -13,7 +14,7 @@ use super::{
 };
 
 /// The number of this format.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The description of a rank: its shards, and the keys with which peers read them. Programs carry
 /// its bytes from rank to rank.
@@ -22,6 +23,10 @@ pub struct Manifest {
     format: u32,
     /// Where the rank's endpoint listens.
     pub(crate) address: SocketAddr,
+    /// A text that ranks of its host share, if that is known.
+    pub(crate) host: Option<String>,
+    /// The number of network devices of its host.
+    pub(crate) lanes: u32,
     pub(crate) mark: Key,
     pub(crate) taken: Key,
     pub(crate) buffers: Vec<Key>,
@@ -37,6 +42,8 @@ impl Manifest {
         Ok(Self {
             format: FORMAT,
             address: endpoint.addr(),
+            host: HostIdentity::of_this_process().boot_id,
+            lanes: lanes_of(endpoint.config()),
             mark: Key(memory.mark.advert(endpoint)?),
             taken: Key(memory.taken.advert(endpoint)?),
             buffers: memory.adverts(endpoint)?.into_iter().map(Key).collect(),
@@ -65,6 +72,16 @@ impl Manifest {
         }
         Ok(manifest)
     }
+}
+
+/// The number of RDMA devices that an endpoint with these settings may use; 1 without any.
+fn lanes_of(config: &Config) -> u32 {
+    if !matches!(config.transport, Transport::Auto | Transport::Verbs) {
+        return 1;
+    }
+    let topology = Topology::of_this_machine();
+    let active = topology.map_or(0, |it| it.rdma.iter().filter(|one| one.is_active()).count());
+    u32::try_from(active).unwrap_or(u32::MAX).max(1)
 }
 
 impl Serialize for Key {

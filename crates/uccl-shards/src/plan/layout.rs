@@ -33,6 +33,16 @@ pub struct Slice {
     pub place: Place,
 }
 
+/// Where a rank is.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Seat {
+    /// A text that ranks of one host share; `None` if the host is not known.
+    pub host: Option<String>,
+    /// The number of network devices of its host, at least one. Sources and readers with as many
+    /// send and take equally fast.
+    pub lanes: u32,
+}
+
 /// The memory of a rank. A tensor may be in no slice, in one, or in several.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Layout {
@@ -40,6 +50,8 @@ pub struct Layout {
     pub buffers: Vec<u64>,
     /// The parts of tensors that lie in them.
     pub slices: Vec<Slice>,
+    /// Where the rank is.
+    pub seat: Seat,
 }
 
 impl Tensor {

@@ -5,17 +5,20 @@
 pub mod area;
 mod cells;
 mod error;
+mod fan_out;
 pub mod layout;
 mod pieces;
+mod seats;
 mod spread;
 
-pub use self::error::PlanError;
 use self::{
     cells::{Cell, by_tensor, cells},
     layout::{Layout, Tensor},
     pieces::Draft,
-    spread::{Loads, has_tree},
+    seats::Seats,
+    spread::Loads,
 };
+pub use self::{error::PlanError, fan_out::FanOut};
 
 /// A cell that may have several sources is cut into about this many parts of all bytes, unless
 /// that makes them shorter than [`SHORTEST_CUT`] or longer than [`Options::cut_bytes`].
@@ -40,8 +43,8 @@ pub enum Peer {
 /// The choices of a plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// The most readers of one byte that read it from the same reader. 0: all read from sources.
-    pub fan_out: usize,
+    /// The most readers of one byte that read it from the same reader.
+    pub fan_out: FanOut,
     /// The number of parts of the bytes that follow each other down a tree.
     pub waves: usize,
     /// The most bytes of a part, where several ranks may send it.
@@ -50,7 +53,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { fan_out: 4, waves: 8, cut_bytes: 16 << 20 }
+        Self { fan_out: FanOut::default(), waves: 8, cut_bytes: 16 << 20 }
     }
 }
 
@@ -133,16 +136,18 @@ pub fn plan(
     let weight =
         |(_, cell, bytes): &(usize, Cell, u64)| u128::from(*bytes) * cell.readers.len() as u128;
     let total: u128 = parts.iter().map(weight).sum();
-    let any_tree = parts.iter().any(|(_, cell, _)| has_tree(cell, options));
-    let waves = if any_tree { options.waves.max(1) as u128 } else { 1 };
-    let mut loads = Loads::new(sources.len(), targets.len());
+    let seats = Seats::new(sources, targets);
+    let has_levels =
+        |(_, cell, _): &(usize, Cell, u64)| options.fan_out.way(cell, &seats).has_levels();
+    let waves = if parts.iter().any(has_levels) { options.waves.max(1) as u128 } else { 1 };
+    let mut loads = Loads::new(&seats, (sources.len(), targets.len()));
     let mut draft = Draft::new(tensors, sources, targets);
     let mut done = 0_u128;
     for part in &parts {
         let (tensor, cell, bytes) = part;
         let wave = (done.saturating_mul(waves) / total.max(1)) as usize;
         done += weight(part);
-        for choice in loads.spread(cell, *bytes, options) {
+        for choice in loads.spread(cell, *bytes, options.fan_out) {
             draft.add(*tensor, &cell.area, wave + choice.level, &choice)?;
         }
     }

@@ -24,15 +24,7 @@ class CudaBackend(NormalMode, LowLatencyMode):
     def __init__(
         self, ranks: Ranks, params: BufferParams, timeout: float, device: torch.device
     ) -> None:
-        group = CudaGroup(
-            ranks,
-            params.pool_bytes,
-            timeout,
-            params.masks_late,
-            device,
-            params.via_host,
-            params.shares_comm_stream,
-        )
+        group = CudaGroup(ranks, params, timeout, device)
         # Earlier work on the stream may wait for its peers too.
         super().__init__(group, params.count_timeout or 2 * timeout)
         self.device, self.native = device, group.native

@@ -6,13 +6,14 @@ tensors belong to the current stream, so torch reuses their memory only for work
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Protocol
 
 import torch
 
 from uccl import _core
-from uccl.ep._backend import Exchange
+from uccl.ep._backend import BufferParams, Exchange
 from uccl.ep._cuda.streams import Streams, new_comm_stream, shared_comm_stream
 from uccl.ep._ranks import Ranks, node_of_environment
 from uccl.ep._tensors import address, pool_tensor
@@ -32,18 +33,15 @@ class CudaGroup(Streams):
     def __init__(
         self,
         ranks: Ranks,
-        pool_bytes: int,
+        params: BufferParams,
         timeout: float,
-        masks_late: bool,
         device: torch.device,
-        via_host: bool,
-        shares_comm_stream: bool,
     ) -> None:
         torch.cuda.init()
         super().__init__(
             device,
             shared_comm_stream(device, ranks.rank)
-            if shares_comm_stream
+            if params.shares_comm_stream
             else new_comm_stream(device),
         )
         self.rank, self.ranks = ranks.rank, ranks.size
@@ -54,18 +52,22 @@ class CudaGroup(Streams):
         self.native = _core.EpCudaGroup(
             rank=ranks.rank,
             ranks=ranks.size,
-            pool=max(pool_bytes, 1),
+            pool=max(params.pool_bytes, 1),
             timeout=timeout,
-            masks_late=masks_late,
+            masks_late=params.masks_late,
             device=device.index,
             node=node_of_environment(),
-            via_host=via_host,
+            via_host=params.via_host,
+            in_fabric=params.in_fabric,
             exchange=ranks.exchange,
         )
+        refusal = self.native.fabric_refusal
+        if params.says_fabric and refusal is not None:
+            logging.getLogger("uccl").warning("use_fabric has no effect: %s", refusal)
         why = self.native.unreached_reason
         if why is not None:
             warnings.warn(
-                "GPUs of one node do not reach each other's memory, so calls take the slower way "
+                "GPUs of one node, or of one NVLink domain, do not reach each other's memory, so calls take the slower way "
                 f"by the host's: {why}",
                 RuntimeWarning,
                 stacklevel=7,

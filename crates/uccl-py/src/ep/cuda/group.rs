@@ -35,9 +35,12 @@ impl PyCudaGroup {
 impl PyCudaGroup {
     /// Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. Ranks of one GPU
     /// share its multiprocessors, less those that the environment reserves. With `via_host` no rank
-    /// accesses the memory of another's GPU.
+    /// accesses the memory of another's GPU. With `in_fabric` ranks on several hosts of an NVLink
+    /// domain do so too.
     #[new]
-    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, node, via_host, exchange))]
+    #[pyo3(signature = (
+        *, rank, ranks, pool, timeout, masks_late, device, node, via_host, in_fabric, exchange
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -49,10 +52,15 @@ impl PyCudaGroup {
         device: u32,
         node: Option<u64>,
         via_host: bool,
+        in_fabric: bool,
         exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = timeout_of(timeout)?;
-        let reach = if via_host { Reach::ViaHost } else { Reach::Any };
+        let reach = match (via_host, in_fabric) {
+            (true, _) => Reach::ViaHost,
+            (false, true) => Reach::Fabric,
+            (false, false) => Reach::Any,
+        };
         let reserved = Settings::from_env().map_err(|e| exception(&e))?.reserved_sms;
         let group = with_exchange(py, &exchange, |exchange| {
             let Occupancy { blocks, is_alone } =
@@ -99,10 +107,18 @@ impl PyCudaGroup {
         PyNodes::of(self.group.nodes())
     }
 
-    /// The reason why ranks of one node do not reach each other's GPU memory, or None.
+    /// The reason why ranks of one node, or of one NVLink domain, do not reach each other's GPU
+    /// memory, or None.
     #[getter]
     fn unreached_reason(&self) -> Option<String> {
         self.group.unreached_reason().map(str::to_owned)
+    }
+
+    /// The reason why this rank's window has no fabric handle, though it was made with `in_fabric`;
+    /// or None.
+    #[getter]
+    fn fabric_refusal(&self) -> Option<String> {
+        self.group.fabric_refusal()
     }
 
     /// Bytes of the pool.
