@@ -28,8 +28,12 @@ mod counters;
 mod error;
 mod flows;
 mod io;
+mod keep;
 mod listener;
+mod outlet;
+mod own_stream;
 mod port;
+mod race;
 mod recv;
 mod send;
 mod settings;
@@ -39,6 +43,7 @@ mod slots;
 #[cfg(test)]
 mod small_tests;
 mod socket;
+mod visitors;
 
 pub use connect::Connect;
 pub use counters::PeerCounters;

@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     sync::{Arc, atomic::AtomicBool},
-    time::Instant,
 };
 
 use parking_lot::{Mutex, RwLock};
@@ -14,9 +13,11 @@ use crate::{
     bell::Waker,
     bundle::{Bundle, Outbox, Target},
     error::{FlowError, Peer},
+    keep::Keeping,
     port::{Mail, Port},
     settings::Settings,
     sink::Sink,
+    visitors::Visitors,
 };
 
 /// State that threads share.
@@ -29,10 +30,11 @@ pub(crate) struct FlowsState {
     pub(crate) network: [u8; 16],
     pub(crate) port: u16,
     pub(crate) listeners: Mutex<HashMap<[u8; 16], Arc<Arrivals>>>,
-    /// When the processes that send to this one last showed a sign of life.
-    pub(crate) heard: Mutex<HashMap<u64, Instant>>,
+    /// The processes that send to this one.
+    pub(crate) visitors: Mutex<Visitors>,
     pub(crate) is_stopped: AtomicBool,
     pub(crate) greeter: Waker,
+    pub(crate) keeping: Keeping,
     pub(crate) workers: Vec<Arc<Port>>,
     /// Bundles of streams to other processes, by instance.
     pub(crate) bundles: Mutex<HashMap<u64, Arc<Bundle>>>,
@@ -52,24 +54,22 @@ impl FlowsState {
         }
     }
 
-    /// A process shows a sign of life.
-    pub(crate) fn hear(&self, instance: u64) {
-        self.heard.lock().insert(instance, Instant::now());
-    }
-
-    /// Ends the flows that wait for a process without a sign of life, and forgets processes that
-    /// have no flow.
+    /// Ends the flows that wait for a process that is gone or without a sign of life, and forgets
+    /// processes that have no flow.
     pub(crate) fn check_peers(&self) {
         let sinks: Vec<_> = self.sinks.read().values().cloned().collect();
-        let mut heard = self.heard.lock();
-        heard.retain(|instance, _| sinks.iter().any(|sink| sink.peer.instance == *instance));
-        let silent = heard.iter().map(|(instance, since)| (*instance, since.elapsed()));
-        let silent: Vec<_> = silent.filter(|(_, time)| *time > self.settings.limit).collect();
-        drop(heard);
+        let limit = self.settings.limit;
+        let mut visitors = self.visitors.lock();
+        visitors.retain(|instance| sinks.iter().any(|sink| sink.peer.instance == instance));
+        let (silent, gone) = (visitors.silent(limit), visitors.gone());
+        drop(visitors);
         for (instance, time) in silent {
             for sink in sinks.iter().filter(|sink| sink.peer.instance == instance) {
-                sink.give_up(time, self.settings.limit);
+                sink.give_up(time, limit);
             }
+        }
+        for sink in sinks.iter().filter(|sink| gone.contains(&sink.peer.instance)) {
+            sink.give_up_closed();
         }
     }
 
@@ -89,6 +89,7 @@ impl FlowsState {
         let bells = self.workers.iter().map(|worker| Arc::clone(worker.bell())).collect();
         let target = Target { peer: peer.clone(), key, routes: routes() };
         let bundle = Arc::new(Bundle::new(target, &self.settings, bells));
+        bundle.add_user();
         bundles.insert(peer.instance, Arc::clone(&bundle));
         for index in 0..self.settings.streams {
             let worker = &self.workers[index % self.workers.len()];
@@ -97,14 +98,13 @@ impl FlowsState {
         bundle
     }
 
-    /// A flow leaves its bundle; its messages are no longer read. The last one closes the streams.
+    /// A flow leaves its bundle; its large messages are no longer read.
     pub(crate) fn leave(&self, bundle: &Bundle, flow: u64, outbox: &Outbox) {
         let mut bundles = self.bundles.lock();
-        let is_last = bundle.remove_user();
-        if is_last {
+        if bundle.remove_user() {
             bundles.remove(&bundle.target.peer.instance);
         }
         drop(bundles);
-        bundle.forget(flow, outbox, is_last);
+        bundle.forget(flow, outbox);
     }
 }
