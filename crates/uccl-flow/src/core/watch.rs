@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_whose_receiver_waits_is_replaced() {
+    fn a_stream_is_replaced_when_its_receiver_waits() {
         let mut watch = Watch::new(PARAMS, 0);
         assert_eq!(steps(&mut watch, BUSY, 0..300), [(200, Step::Ask)]);
         watch.on_answer(true, 250);

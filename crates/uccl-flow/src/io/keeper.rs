@@ -1,5 +1,6 @@
 //! The thread that keeps flows' own streams alive: it sees that one has ended or stands still, and
-//! opens another in its place. It also keeps a flow that was closed until the peer has its messages.
+//! opens another in its place. It also keeps a flow that was closed until the peer has its
+//! messages.
 
 use std::{
     io,
