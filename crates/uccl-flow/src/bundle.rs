@@ -24,9 +24,10 @@ use self::{outbox::Source, state::State};
 use crate::{
     attempt::Route,
     bell::Bell,
-    core::{Params, Part},
+    core::{Params, Part, Paths},
     counters::PeerCounters,
     error::{FlowError, Peer},
+    pairs::Pairs,
     settings::Settings,
     socket::Span,
 };
@@ -42,7 +43,7 @@ pub(crate) enum Job {
 pub(crate) struct Target {
     pub(crate) peer: Peer,
     pub(crate) key: [u8; 16],
-    pub(crate) routes: Vec<Route>,
+    pub(crate) pairs: Pairs,
 }
 
 /// The streams for large messages to one process.
@@ -72,9 +73,10 @@ impl Bundle {
             limit_us: settings.limit.as_micros() as u64,
             probe_us: 50_000,
         };
+        let paths = Paths::new(target.pairs.routes.len(), target.pairs.spare, settings.streams);
         Self {
             target,
-            state: Mutex::new(State::new(params)),
+            state: Mutex::new(State::new(params, paths)),
             begun: Instant::now(),
             users: AtomicUsize::new(0),
             holders: AtomicUsize::new(0),
@@ -243,9 +245,17 @@ impl Bundle {
         self.state.lock().on_open(stream, now_us);
     }
 
-    /// The stream has ended; its chunks go over others.
+    /// The pair of addresses over which a stream is to be opened; `None` if it should wait.
+    pub(crate) fn choose_route(&self, stream: usize) -> Option<Route> {
+        let now_us = self.now_us();
+        let at = self.state.lock().paths.choose(stream, now_us)?;
+        self.target.pairs.routes.get(at).copied()
+    }
+
+    /// The stream has ended, or could not be opened; its chunks go over others.
     pub(crate) fn on_lost(&self, stream: usize, cause: &str) {
-        self.state.lock().on_lost(stream, cause);
+        let now_us = self.now_us();
+        self.state.lock().on_lost(stream, cause, now_us);
         self.wake_all();
     }
 

@@ -2,17 +2,16 @@
 
 use std::{
     fmt::Write as _,
-    net::IpAddr,
     time::{Duration, Instant},
 };
 
 use uccl_wire::flow::{FlowHello, Handle, Purpose, Status};
 
 use crate::{
-    attempt::Route,
     error::{FlowError, Peer},
     flows::{Flows, random},
     outlet::FlowName,
+    pairs::{Pairs, routes},
     race::{Race, Winner},
     send::SendFlow,
     socket,
@@ -90,15 +89,15 @@ impl Connect {
         socket::tune(&stream, limit).map_err(FlowError::system("setsockopt"))?;
         let peer = Peer { addr: Some(to), ..self.peer.clone() };
         tracing::debug!("a flow to {peer} goes from {:?}", stream.local_addr());
-        let bundle = self.flows.shared().join(&peer, welcome.key, || self.bulk_routes());
+        let bundle = self.flows.shared().join(&peer, welcome.key, || self.pairs());
         let name = FlowName { flow: self.hello.flow, to };
         Ok(SendFlow::new(self.flows.clone(), stream, bundle, name))
     }
 
-    /// Routes for streams of chunks: every address of every device to every address of the peer.
-    fn bulk_routes(&self) -> Vec<Route> {
+    /// The pairs of addresses of all devices, for streams of chunks.
+    fn pairs(&self) -> Pairs {
         let all = self.flows.settings().devices.iter().flat_map(|device| &device.addrs);
-        routes(&all.copied().collect::<Vec<_>>(), &self.handle)
+        Pairs::new(&all.copied().collect::<Vec<_>>(), &self.handle)
     }
 
     fn unreachable(&self, waited: Duration) -> FlowError {
@@ -109,18 +108,4 @@ impl Connect {
         }
         FlowError::Unreachable { peer: self.peer.clone(), waited, tried }
     }
-}
-
-/// Routes from this device's addresses to each of the handle's, and then those that the kernel
-/// chooses.
-fn routes(own: &[IpAddr], handle: &Handle) -> Vec<Route> {
-    let mut found = Vec::new();
-    for to in handle.sockets() {
-        let fits = |ip: &&IpAddr| {
-            ip.is_ipv4() == to.is_ipv4() && ip.is_loopback() == to.ip().is_loopback()
-        };
-        found.extend(own.iter().filter(fits).map(|ip| (Some(*ip), to)));
-    }
-    found.extend(handle.sockets().map(|to| (None, to)));
-    found
 }

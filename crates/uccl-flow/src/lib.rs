@@ -32,6 +32,7 @@ mod keep;
 mod listener;
 mod outlet;
 mod own_stream;
+mod pairs;
 mod port;
 mod race;
 mod recv;

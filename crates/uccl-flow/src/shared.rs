@@ -9,11 +9,11 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::{
     arrivals::Arrivals,
-    attempt::Route,
     bell::Waker,
     bundle::{Bundle, Outbox, Target},
     error::{FlowError, Peer},
     keep::Keeping,
+    pairs::Pairs,
     port::{Mail, Port},
     settings::Settings,
     sink::Sink,
@@ -79,7 +79,7 @@ impl FlowsState {
         &self,
         peer: &Peer,
         key: [u8; 16],
-        routes: impl FnOnce() -> Vec<Route>,
+        pairs: impl FnOnce() -> Pairs,
     ) -> Arc<Bundle> {
         let mut bundles = self.bundles.lock();
         if let Some(bundle) = bundles.get(&peer.instance) {
@@ -87,7 +87,7 @@ impl FlowsState {
             return Arc::clone(bundle);
         }
         let bells = self.workers.iter().map(|worker| Arc::clone(worker.bell())).collect();
-        let target = Target { peer: peer.clone(), key, routes: routes() };
+        let target = Target { peer: peer.clone(), key, pairs: pairs() };
         let bundle = Arc::new(Bundle::new(target, &self.settings, bells));
         bundle.add_user();
         bundles.insert(peer.instance, Arc::clone(&bundle));

@@ -9,7 +9,7 @@ use super::{
     outbox::Source,
 };
 use crate::{
-    core::{Action, Params, Scheduler},
+    core::{Action, Params, Paths, Scheduler},
     counters::PeerCounters,
     error::{Backlog, FlowError, Peer},
 };
@@ -21,6 +21,7 @@ pub(super) struct State {
     pub(super) scheduler: Scheduler,
     pub(super) sources: HashMap<(u64, u64), Source>,
     pub(super) streams: Vec<StreamState>,
+    pub(super) paths: Paths,
     pub(super) asks: Asks,
     pub(super) is_closed: bool,
     /// When a note last came.
@@ -53,11 +54,12 @@ pub(super) struct StreamState {
 unsafe impl Send for State {}
 
 impl State {
-    pub(super) fn new(params: Params) -> Self {
+    pub(super) fn new(params: Params, paths: Paths) -> Self {
         Self {
             scheduler: Scheduler::new(params),
             sources: HashMap::new(),
             streams: vec![StreamState::default(); params.streams],
+            paths,
             asks: Asks::default(),
             is_closed: false,
             heard_us: 0,
@@ -126,10 +128,12 @@ impl State {
     pub(super) fn on_open(&mut self, stream: usize, now_us: u64) {
         let bytes = self.streams[stream].bytes;
         self.streams[stream] = StreamState { is_open: true, bytes, ..StreamState::default() };
+        self.paths.on_open(stream);
         self.scheduler.open(stream, now_us);
     }
 
-    pub(super) fn on_lost(&mut self, stream: usize, cause: &str) {
+    pub(super) fn on_lost(&mut self, stream: usize, cause: &str, now_us: u64) {
+        self.paths.on_end(stream, now_us);
         let StreamState { bytes, is_open, .. } = self.streams[stream];
         self.lost += u64::from(is_open);
         self.streams[stream] = StreamState { bytes, ..StreamState::default() };

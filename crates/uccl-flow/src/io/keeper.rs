@@ -191,7 +191,7 @@ impl WatchedFlow {
         let race = self.race.get_or_insert_with(|| {
             let cause = state.lock().own.last_error().to_owned();
             tracing::info!("a flow to {} loses its stream: {cause}", target.peer);
-            Race::new(target.routes.clone())
+            Race::new(target.pairs.routes.clone())
         });
         let winner = race.step(&hello, target.peer.instance);
         let mut state = state.lock();
