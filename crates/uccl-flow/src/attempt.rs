@@ -29,7 +29,7 @@ pub(crate) struct Attempt {
 
 enum Step {
     Connect,
-    Greet { sent: usize },
+    Greet { hello: [u8; HELLO_LEN], sent: usize },
     Hear { welcome: [u8; WELCOME_LEN], filled: usize },
 }
 
@@ -44,7 +44,8 @@ impl Attempt {
         !matches!(self.step, Step::Connect)
     }
 
-    /// Goes on as far as it can; the answer, once it has come and the stream is taken.
+    /// Goes on as far as it can; the answer, once it has come, and the stream is taken or the flow
+    /// has ended there.
     pub(crate) fn step(
         &mut self,
         hello: &FlowHello,
@@ -59,12 +60,12 @@ impl Attempt {
             if !socket::is_connected(&self.stream)? || !may_greet {
                 return Ok(None);
             }
-            (self.step, self.since) = (Step::Greet { sent: 0 }, Instant::now());
+            let hello = hello.encode();
+            (self.step, self.since) = (Step::Greet { hello, sent: 0 }, Instant::now());
         }
-        if let Step::Greet { sent } = &mut self.step {
-            let bytes = hello.encode();
+        if let Step::Greet { hello, sent } = &mut self.step {
             // SAFETY: the bytes live through the call.
-            let count = unsafe { socket::send(&self.stream, &[Span::of(&bytes).after(*sent)]) }?;
+            let count = unsafe { socket::send(&self.stream, &[Span::of(hello).after(*sent)]) }?;
             *sent += count.unwrap_or(0);
             if *sent < HELLO_LEN {
                 return Ok(None);
@@ -84,12 +85,14 @@ impl Attempt {
         }
         let welcome = FlowWelcome::decode(welcome).map_err(io::Error::other)?;
         match welcome.status {
-            Status::Taken if welcome.instance == instance => Ok(Some(welcome)),
-            Status::Taken | Status::UnknownKey => {
+            Status::Taken | Status::UnknownFlow if welcome.instance == instance => {
+                Ok(Some(welcome))
+            }
+            Status::Taken | Status::UnknownFlow | Status::UnknownKey => {
                 Err(io::Error::other("another process listens there, or its listener is closed"))
             }
-            Status::UnknownFlow => Err(io::Error::other("the flow has ended")),
             Status::Full => Err(io::Error::other("too many connections wait there")),
+            Status::NeedsSecret => Err(io::Error::other("it wants a pre-shared key")),
         }
     }
 }

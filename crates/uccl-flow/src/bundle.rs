@@ -1,25 +1,33 @@
 //! The streams for large messages from this process to another one, shared by all flows between
 //! them.
 
+mod asks;
+mod outbox;
+mod state;
+
 use std::{
-    collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use parking_lot::Mutex;
-use uccl_wire::flow::{FlowHead, HeadKind};
+use uccl_wire::flow::FlowHead;
 
+pub(crate) use self::{
+    asks::Answer,
+    outbox::{Lease, Outbox},
+};
+use self::{outbox::Source, state::State};
 use crate::{
     attempt::Route,
     bell::Bell,
-    core::{Action, Params, Part, Scheduler},
+    core::{Params, Part, Paths},
     counters::PeerCounters,
-    error::{Backlog, FlowError, Peer},
-    rate::BusyRate,
+    error::{FlowError, Peer},
+    pairs::Pairs,
     settings::Settings,
     socket::Span,
 };
@@ -27,54 +35,18 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// Pings within the limit.
-const PINGS: u64 = 4;
-
-/// The part of a sending flow that threads touch.
-#[derive(Default)]
-pub(crate) struct Outbox {
-    /// A bit for each slot with a large message that has ended.
-    pub(crate) ended: AtomicU32,
-    /// System calls that may read messages of the flow.
-    reading: AtomicU32,
-    pub(crate) failure: Mutex<Option<FlowError>>,
-}
-
-/// Memory of a message.
-struct Source {
-    payload: Span,
-    slot: usize,
-    outbox: Arc<Outbox>,
-}
-
 /// A frame for a stream.
 pub(crate) enum Job {
     Chunk(Part),
-    Ping,
-}
-
-/// The bytes that a stream sends next of its chunk.
-pub(crate) enum Lease {
-    /// These, from the place that was asked for; [`Lease::end`] follows the system call.
-    Memory(Span, ReadGuard),
-    /// Any, since the receiver has the chunk.
-    Filler,
-}
-
-/// Keeps memory from its owner while a system call reads it.
-pub(crate) struct ReadGuard(Arc<Outbox>);
-
-impl Drop for ReadGuard {
-    fn drop(&mut self) {
-        self.0.reading.fetch_sub(1, Ordering::Release);
-    }
+    /// A ping or question, which the receiver answers.
+    Note(FlowHead),
 }
 
 /// The process that a bundle goes to.
 pub(crate) struct Target {
     pub(crate) peer: Peer,
     pub(crate) key: [u8; 16],
-    pub(crate) routes: Vec<Route>,
+    pub(crate) pairs: Pairs,
 }
 
 /// The streams for large messages to one process.
@@ -82,47 +54,15 @@ pub(crate) struct Bundle {
     pub(crate) target: Target,
     state: Mutex<State>,
     begun: Instant,
+    /// Flows that are open.
     users: AtomicUsize,
+    /// Flows that are open, or closed and not yet through.
+    holders: AtomicUsize,
     /// The thread that the next chunk wakes.
     next_bell: AtomicUsize,
     bells: Vec<Arc<Bell>>,
     chunk_len: u64,
-    limit: Duration,
-    /// The greatest rate of all bundles in bytes per second; 0 before any.
-    greatest_rate: Arc<AtomicU64>,
 }
-
-struct State {
-    scheduler: Scheduler,
-    rate: BusyRate,
-    sources: HashMap<(u64, u64), Source>,
-    streams: Vec<StreamState>,
-    is_closed: bool,
-    /// When a note last came.
-    heard_us: u64,
-    /// When a message was last taken while there was none.
-    busy_us: u64,
-    ping_us: u64,
-    failure: Option<FlowError>,
-    last_error: String,
-    /// Streams that were open and have ended.
-    lost: u64,
-}
-
-#[derive(Clone, Copy, Default)]
-struct StreamState {
-    /// The message of which it sends a chunk.
-    current: Option<(u64, u64)>,
-    /// It is to be closed and opened again.
-    is_reset: bool,
-    is_open: bool,
-    /// Bytes of chunks that it and its forerunners were given.
-    bytes: u64,
-}
-
-// SAFETY: the spans are callers' memory, which they leave to their flows until a message has ended,
-// on any thread.
-unsafe impl Send for State {}
 
 impl Bundle {
     pub(crate) fn new(
@@ -141,34 +81,23 @@ impl Bundle {
             limit_us: settings.limit.as_micros() as u64,
             probe_us: 50_000,
         };
-        let state = State {
-            scheduler: Scheduler::new(params),
-            rate: BusyRate::default(),
-            sources: HashMap::new(),
-            streams: vec![StreamState::default(); settings.streams],
-            is_closed: false,
-            heard_us: 0,
-            busy_us: 0,
-            ping_us: 0,
-            failure: None,
-            last_error: String::new(),
-            lost: 0,
-        };
+        let paths = Paths::new(target.pairs.routes.len(), target.pairs.spare, settings.streams);
         Self {
             target,
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(params, paths, greatest_rate)),
             begun: Instant::now(),
-            users: AtomicUsize::new(1),
+            users: AtomicUsize::new(0),
+            holders: AtomicUsize::new(0),
             next_bell: AtomicUsize::new(0),
             bells,
             chunk_len,
-            limit: settings.limit,
-            greatest_rate,
         }
     }
 
+    /// A flow joins. [`Bundle::remove_user`] follows, and [`Bundle::release`].
     pub(crate) fn add_user(&self) {
         self.users.fetch_add(1, Ordering::Relaxed);
+        self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
     /// True if that was the last one.
@@ -176,28 +105,40 @@ impl Bundle {
         self.users.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
-    /// Forgets a flow and stops the reads of its messages; closes the streams after the last
-    /// one.
-    pub(crate) fn forget(&self, flow: u64, outbox: &Outbox, is_last: bool) {
-        let mut state = self.state.lock();
-        state.is_closed |= is_last;
-        state.scheduler.forget(flow);
-        state.sources.retain(|(other, _), _| *other != flow);
-        for stream in &mut state.streams {
-            // Nobody has the rest of its chunk any more.
-            stream.is_reset |= stream.current.is_some_and(|(other, _)| other == flow);
-        }
-        drop(state);
+    /// Forgets a flow and stops the reads of its messages.
+    pub(crate) fn forget(&self, flow: u64, outbox: &Outbox) {
+        self.state.lock().forget(flow);
         self.wake_all();
-        // A system call that does not block reads the memory, and ends by itself.
-        while outbox.reading.load(Ordering::Acquire) > 0 {
-            std::thread::yield_now();
+        outbox.wait_for_reads();
+    }
+
+    /// A flow that was closed is through; the last one closes the streams.
+    pub(crate) fn release(&self, flow: u64) {
+        let is_last = self.holders.fetch_sub(1, Ordering::Relaxed) == 1;
+        let mut state = self.state.lock();
+        state.asks.forget(flow);
+        state.is_closed |= is_last;
+        drop(state);
+        if is_last {
+            self.wake_all();
         }
     }
 
     /// A flow may hear of its receives from now on.
     pub(crate) fn add(&self, flow: u64) {
         self.state.lock().scheduler.join(flow);
+    }
+
+    /// Has the receiver asked how far it is with the own stream of a flow, of which so many bytes
+    /// have been sent.
+    pub(crate) fn ask(&self, flow: u64, sent: u64) {
+        self.state.lock().asks.push(flow, sent);
+        self.wake_all();
+    }
+
+    /// The receiver's last answer, once.
+    pub(crate) fn take_answer(&self, flow: u64) -> Option<Answer> {
+        self.state.lock().asks.take(flow)
     }
 
     /// Takes a large message.
@@ -218,17 +159,19 @@ impl Bundle {
             state.busy_us = now_us;
             state.rate.on_busy(now_us);
         }
-        let outbox = Arc::clone(outbox);
-        state.sources.insert((flow, message), Source { payload, slot, outbox });
+        state.sources.insert((flow, message), Source::new(payload, slot, outbox));
         state.scheduler.push(flow, message, total, tag, now_us);
+        let threads = self.bells.len();
+        let takers =
+            state.scheduler.takers(now_us).fold(0_u64, |set, at| set | 1 << (at % threads));
         drop(state);
-        // A thread for each chunk, also when they are of several messages. One whose streams are
-        // slow rings for a better one.
+        // A thread for each chunk, also when they are of several messages. A thread without a
+        // stream that takes one would let it lie.
         let chunks = total.div_ceil(self.chunk_len) as usize;
         let first = self.next_bell.fetch_add(chunks, Ordering::Relaxed);
-        for at in 0..chunks.min(self.bells.len()) {
-            self.bells[(first + at) % self.bells.len()].ring();
-        }
+        let turns = (0..threads).map(|at| (first + at) % threads);
+        let rung = turns.filter(|thread| takers & 1 << thread != 0).take(chunks);
+        rung.for_each(|thread| self.bells[thread].ring());
         Ok(())
     }
 
@@ -239,9 +182,8 @@ impl Bundle {
         if state.streams[stream].is_reset {
             return None;
         }
-        if state.ping_us <= now_us {
-            state.ping_us = now_us + self.limit.as_micros() as u64 / PINGS;
-            return Some(Job::Ping);
+        if let Some(note) = state.note(stream, now_us) {
+            return Some(Job::Note(note));
         }
         let Some(part) = state.scheduler.next(stream, now_us) else {
             // The better stream's thread may sleep.
@@ -261,13 +203,8 @@ impl Bundle {
         if state.streams[stream].is_reset {
             return None;
         }
-        let Some(source) = state.sources.get(&(part.flow, part.message)) else {
-            return Some(Lease::Filler);
-        };
-        let end = (part.offset + part.len) as usize;
-        let rest = Span { len: end, ..source.payload }.after((part.offset + sent) as usize);
-        source.outbox.reading.fetch_add(1, Ordering::Acquire);
-        Some(Lease::Memory(rest, ReadGuard(Arc::clone(&source.outbox))))
+        let source = state.sources.get(&(part.flow, part.message));
+        Some(source.map_or(Lease::Filler, |source| source.lease(part.offset, part.len, sent)))
     }
 
     /// The stream's socket has taken all of its chunk.
@@ -285,14 +222,10 @@ impl Bundle {
     pub(crate) fn on_note(&self, stream: usize, head: &FlowHead) -> Result<(), String> {
         let now_us = self.now_us();
         let mut state = self.state.lock();
-        state.heard_us = now_us;
-        match head.kind {
-            _ if state.streams[stream].is_reset => {}
-            HeadKind::Ack if state.scheduler.on_ack(stream, head.message, now_us) => {}
-            HeadKind::Posted => state.scheduler.on_posted(head.flow, head.message),
-            _ => return Err(format!("{head:?} is no note that can be")),
+        if !state.on_note(stream, head, now_us) {
+            return Err(format!("{head:?} is no note that can be"));
         }
-        self.act(&mut state);
+        state.act(&self.target.peer, self.now_us());
         Ok(())
     }
 
@@ -301,11 +234,8 @@ impl Bundle {
         let now_us = self.now_us();
         let mut state = self.state.lock();
         state.scheduler.on_time(now_us);
-        let silent_us = now_us.saturating_sub(state.heard_us.max(state.busy_us));
-        if !state.sources.is_empty() && silent_us > self.limit.as_micros() as u64 {
-            self.fail_silent(&mut state);
-        }
-        let has_acted = self.act(&mut state);
+        state.check_silence(&self.target.peer, now_us);
+        let has_acted = state.act(&self.target.peer, self.now_us());
         let has_work = state.scheduler.has_work();
         drop(state);
         if has_acted {
@@ -325,21 +255,20 @@ impl Bundle {
 
     pub(crate) fn on_open(&self, stream: usize) {
         let now_us = self.now_us();
-        let mut state = self.state.lock();
-        let bytes = state.streams[stream].bytes;
-        state.streams[stream] = StreamState { is_open: true, bytes, ..StreamState::default() };
-        state.scheduler.open(stream, now_us);
+        self.state.lock().on_open(stream, now_us);
     }
 
-    /// The stream has ended; its chunks go over others.
+    /// The pair of addresses over which a stream is to be opened; `None` if it should wait.
+    pub(crate) fn choose_route(&self, stream: usize) -> Option<Route> {
+        let now_us = self.now_us();
+        let at = self.state.lock().paths.choose(stream, now_us)?;
+        self.target.pairs.routes.get(at).copied()
+    }
+
+    /// The stream has ended, or could not be opened; its chunks go over others.
     pub(crate) fn on_lost(&self, stream: usize, cause: &str) {
-        let mut state = self.state.lock();
-        let StreamState { bytes, is_open, .. } = state.streams[stream];
-        state.lost += u64::from(is_open);
-        state.streams[stream] = StreamState { bytes, ..StreamState::default() };
-        state.scheduler.lose(stream);
-        state.last_error = cause.into();
-        drop(state);
+        let now_us = self.now_us();
+        self.state.lock().on_lost(stream, cause, now_us);
         self.wake_all();
     }
 
@@ -350,16 +279,7 @@ impl Bundle {
 
     /// The counters until now.
     pub(crate) fn counters(&self) -> PeerCounters {
-        let state = self.state.lock();
-        PeerCounters {
-            peer: self.target.peer.clone(),
-            open_streams: state.streams.iter().filter(|stream| stream.is_open).count(),
-            bytes: state.streams.iter().map(|stream| stream.bytes).sum(),
-            slowest_bytes: state.streams.iter().map(|stream| stream.bytes).min().unwrap_or(0),
-            repeated_chunks: state.scheduler.repeats(),
-            lost_streams: state.lost,
-            last_error: state.last_error.clone(),
-        }
+        self.state.lock().counters(&self.target.peer)
     }
 
     fn now_us(&self) -> u64 {
@@ -373,52 +293,5 @@ impl Bundle {
 
     fn wake_all(&self) {
         self.bells.iter().for_each(|bell| bell.ring());
-    }
-
-    fn act(&self, state: &mut State) -> bool {
-        let mut has_acted = false;
-        while let Some(action) = state.scheduler.next_action() {
-            has_acted = true;
-            match action {
-                Action::Sent { flow, message } => {
-                    if let Some(source) = state.sources.remove(&(flow, message)) {
-                        let (len, now_us) = (source.payload.len as u64, self.now_us());
-                        if let Some(rate) = state.rate.on_sent(len, now_us) {
-                            self.greatest_rate.fetch_max(rate, Ordering::Relaxed);
-                        }
-                        source.outbox.ended.fetch_or(1 << source.slot, Ordering::Release);
-                    }
-                }
-                Action::Replace { stream } => {
-                    state.streams[stream].is_reset = true;
-                    state.last_error = "a stream stood still for a second".into();
-                }
-                Action::Fail => self.fail_silent(state),
-            }
-        }
-        has_acted
-    }
-
-    fn fail_silent(&self, state: &mut State) {
-        let outstanding = Backlog {
-            requests: state.sources.len(),
-            bytes: state.sources.values().map(|source| source.payload.len as u64).sum(),
-        };
-        let failure = FlowError::Lost {
-            peer: self.target.peer.clone(),
-            cause: state.last_error.clone(),
-            silent: self.limit,
-            outstanding,
-        };
-        state.fail(failure);
-    }
-}
-
-impl State {
-    fn fail(&mut self, failure: FlowError) {
-        for source in self.sources.values() {
-            source.outbox.failure.lock().get_or_insert_with(|| failure.clone());
-        }
-        self.failure.get_or_insert(failure);
     }
 }

@@ -2,24 +2,20 @@
 
 use std::{
     fmt::Write as _,
-    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
-use uccl_wire::flow::{FlowHello, FlowWelcome, Handle, Purpose};
+use uccl_wire::flow::{FlowHello, Handle, Purpose, Status};
 
 use crate::{
-    attempt::{Attempt, Route},
     error::{FlowError, Peer},
     flows::{Flows, random},
+    outlet::FlowName,
+    pairs::{Pairs, routes},
+    race::{Race, Winner},
     send::SendFlow,
     socket,
 };
-
-/// Each attempt begins so much later than the one before, unless that has failed.
-const STAGGER: Duration = Duration::from_millis(50);
-/// The pause before all attempts begin again.
-const AGAIN: Duration = Duration::from_millis(200);
 
 /// A connection that is being made. Dropping it ends it.
 pub struct Connect {
@@ -27,13 +23,8 @@ pub struct Connect {
     handle: Handle,
     peer: Peer,
     hello: FlowHello,
-    routes: Vec<Route>,
-    /// The next route to be tried.
-    next: usize,
-    next_at: Instant,
-    attempts: Vec<Attempt>,
+    race: Race,
     begun: Instant,
-    failures: Vec<(SocketAddr, String)>,
     is_done: bool,
 }
 
@@ -52,7 +43,6 @@ impl Connect {
             device: own.name.clone(),
         };
         let settings = flows.settings();
-        let now = Instant::now();
         Ok(Self {
             hello: FlowHello {
                 purpose: Purpose::Flow,
@@ -61,15 +51,11 @@ impl Connect {
                 flow,
                 chunk_len: settings.chunk_len as u64,
             },
-            routes: routes(&own.addrs, handle),
+            race: Race::new(routes(&own.addrs, handle)),
             flows: flows.clone(),
             handle: handle.clone(),
             peer,
-            next: 0,
-            next_at: now,
-            attempts: Vec::new(),
-            begun: now,
-            failures: Vec::new(),
+            begun: Instant::now(),
             is_done: false,
         })
     }
@@ -83,100 +69,43 @@ impl Connect {
         if self.is_done {
             return Err(FlowError::Closed);
         }
-        let now = Instant::now();
-        self.start(now);
-        let mut at = 0;
-        // Only one attempt greets at a time, so that the peer sees one flow.
-        let mut speaker = self.attempts.iter().position(Attempt::has_greeted);
-        while at < self.attempts.len() {
-            let may_greet = speaker.is_none_or(|speaker| speaker == at);
-            let attempt = &mut self.attempts[at];
-            let result = attempt.step(&self.hello, self.handle.instance, may_greet);
-            if attempt.has_greeted() {
-                speaker = Some(at);
-            }
-            match result {
-                Ok(None) => at += 1,
-                Ok(Some(welcome)) => return self.finish(at, welcome).map(Some),
-                Err(error) => {
-                    let attempt = self.attempts.remove(at);
-                    speaker = self.attempts.iter().position(Attempt::has_greeted);
-                    self.note(attempt.to, error.to_string());
-                    // The next route need not wait for its turn.
-                    self.next_at = if self.next < self.routes.len() { now } else { self.next_at };
-                }
-            }
+        if let Some(winner) = self.race.step(&self.hello, self.handle.instance)
+            && winner.welcome.status == Status::Taken
+        {
+            return self.finish(winner).map(Some);
         }
-        if now - self.begun < self.flows.settings().limit {
+        let waited = self.begun.elapsed();
+        if waited < self.flows.settings().limit {
             return Ok(None);
         }
         self.is_done = true;
-        Err(self.unreachable(now))
+        Err(self.unreachable(waited))
     }
 
-    fn start(&mut self, now: Instant) {
-        if now < self.next_at || self.routes.is_empty() {
-            return;
-        }
-        if self.next == self.routes.len() {
-            self.next = 0;
-        }
-        let route = self.routes[self.next];
-        self.next += 1;
-        self.next_at = now + if self.next == self.routes.len() { AGAIN } else { STAGGER };
-        match Attempt::begin(route) {
-            Ok(attempt) => self.attempts.push(attempt),
-            Err(error) => self.note(route.1, error.to_string()),
-        }
-    }
-
-    fn finish(&mut self, at: usize, welcome: FlowWelcome) -> Result<SendFlow, FlowError> {
-        let attempt = self.attempts.swap_remove(at);
-        self.attempts.clear();
+    fn finish(&mut self, winner: Winner) -> Result<SendFlow, FlowError> {
+        let Winner { stream, to, welcome } = winner;
         self.is_done = true;
         let limit = self.flows.settings().limit;
-        socket::tune(&attempt.stream, limit).map_err(FlowError::system("setsockopt"))?;
-        let peer = Peer { addr: Some(attempt.to), ..self.peer.clone() };
-        tracing::debug!("a flow to {peer} goes from {:?}", attempt.stream.local_addr());
-        let bundle = self.flows.shared().join(&peer, welcome.key, || self.bulk_routes());
-        Ok(SendFlow::new(self.flows.clone(), attempt.stream, bundle, self.hello.flow))
+        socket::tune(&stream, limit).map_err(FlowError::system("setsockopt"))?;
+        let peer = Peer { addr: Some(to), ..self.peer.clone() };
+        tracing::debug!("a flow to {peer} goes from {:?}", stream.local_addr());
+        let bundle = self.flows.shared().join(&peer, welcome.key, || self.pairs());
+        let name = FlowName { flow: self.hello.flow, to };
+        Ok(SendFlow::new(self.flows.clone(), stream, bundle, name))
     }
 
-    /// Routes for streams of chunks: every address of every device to every address of the peer.
-    fn bulk_routes(&self) -> Vec<Route> {
+    /// The pairs of addresses of all devices, for streams of chunks.
+    fn pairs(&self) -> Pairs {
         let all = self.flows.settings().devices.iter().flat_map(|device| &device.addrs);
-        routes(&all.copied().collect::<Vec<_>>(), &self.handle)
+        Pairs::new(&all.copied().collect::<Vec<_>>(), &self.handle)
     }
 
-    /// Keeps the last error of each address.
-    fn note(&mut self, to: SocketAddr, error: String) {
-        match self.failures.iter_mut().find(|(addr, _)| *addr == to) {
-            Some((_, last)) => *last = error,
-            None => self.failures.push((to, error)),
-        }
-    }
-
-    fn unreachable(&self, now: Instant) -> FlowError {
+    fn unreachable(&self, waited: Duration) -> FlowError {
         let mut tried = String::new();
         for to in self.handle.sockets() {
-            let failure = self.failures.iter().find(|(addr, _)| *addr == to);
-            let error = failure.map_or("no answer", |(_, error)| error.as_str());
+            let error = self.race.failure(to).unwrap_or("no answer");
             let _ = write!(tried, "{}{to}: {error}", if tried.is_empty() { "" } else { "; " });
         }
-        FlowError::Unreachable { peer: self.peer.clone(), waited: now - self.begun, tried }
+        FlowError::Unreachable { peer: self.peer.clone(), waited, tried }
     }
-}
-
-/// Routes from this device's addresses to each of the handle's, and then those that the kernel
-/// chooses.
-fn routes(own: &[IpAddr], handle: &Handle) -> Vec<Route> {
-    let mut found = Vec::new();
-    for to in handle.sockets() {
-        let fits = |ip: &&IpAddr| {
-            ip.is_ipv4() == to.is_ipv4() && ip.is_loopback() == to.ip().is_loopback()
-        };
-        found.extend(own.iter().filter(fits).map(|ip| (Some(*ip), to)));
-    }
-    found.extend(handle.sockets().map(|to| (None, to)));
-    found
 }

@@ -20,16 +20,29 @@
 //!    has ended when all its chunks have come and no piece of it is landing. Nothing lands after
 //!    that.
 //! 6. When nothing has moved for the limit while something is under way, all fails.
+//!
+//! # The own stream of a flow
+//!
+//! The sender keeps the bytes that its receiver may lack ([`History`]). A [`Watch`] has the
+//! receiver asked, over the streams for chunks, when no confirmation comes. The stream is replaced
+//! when it has died, or stands still while the receiver waits; the next one begins with the first
+//! byte that the receiver lacks.
 
+mod history;
 mod inbox;
 mod measure;
 mod params;
+mod paths;
 mod queue;
 mod scheduler;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod watch;
 
+pub(crate) use history::History;
 pub(crate) use inbox::{Inbox, Verdict};
 pub(crate) use params::Params;
+pub(crate) use paths::Paths;
 pub(crate) use scheduler::{Action, Part, Scheduler};
+pub(crate) use watch::{Step, Watch, WatchParams, WatchView};

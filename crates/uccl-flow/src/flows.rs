@@ -18,7 +18,8 @@ use crate::{
     bell::Waker,
     counters::{PeerCounters, Totals},
     error::FlowError,
-    io::{greeter::Greeter, worker::Worker},
+    io::{greeter::Greeter, keeper::Keeper, worker::Worker},
+    keep::Keeping,
     port::Port,
     settings::{Device, Settings},
     shared::FlowsState,
@@ -66,7 +67,7 @@ impl Flows {
             sinks: RwLock::default(),
             totals: Mutex::default(),
             greatest_rate: Arc::default(),
-            heard: Mutex::default(),
+            visitors: Mutex::default(),
             instance: u64::from_le_bytes(random()?),
             key: random()?,
             network: network(),
@@ -74,6 +75,7 @@ impl Flows {
             listeners: Mutex::default(),
             is_stopped: AtomicBool::new(false),
             greeter: Waker::new().map_err(FlowError::system("eventfd"))?,
+            keeping: Keeping::new().map_err(FlowError::system("eventfd"))?,
             settings,
         });
         let greeter = Greeter::new(Arc::clone(&shared), listener)
@@ -82,7 +84,10 @@ impl Flows {
         let workers = workers
             .collect::<Result<Vec<_>, _>>()
             .map_err(FlowError::system("epoll of a thread for streams"))?;
+        let keeper = Keeper::new(Arc::clone(&shared))
+            .map_err(FlowError::system("epoll of the thread that keeps streams alive"))?;
         let owner = Owner { shared, threads: Mutex::default() };
+        owner.start("uccl-flow-keep", move || keeper.run())?;
         owner.start("uccl-flow-greet", move || greeter.run())?;
         for (at, worker) in workers.into_iter().enumerate() {
             owner.start(&format!("uccl-flow-{at}"), move || worker.run())?;
@@ -160,13 +165,21 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        // Messages of closed flows are on their way, and need the others.
+        self.shared.keeping.stop();
+        let mut threads = std::mem::take(self.threads.get_mut()).into_iter();
+        join(threads.next());
         self.shared.is_stopped.store(true, Ordering::Release);
         self.shared.greeter.wake();
         self.shared.workers.iter().for_each(|worker| worker.bell().ring());
-        for thread in self.threads.get_mut().drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the flows has panicked");
-            }
+        join(threads);
+    }
+}
+
+fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    for thread in threads {
+        if thread.join().is_err() {
+            tracing::error!("a thread of the flows has panicked");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod greeter;
 mod incoming;
+pub(crate) mod keeper;
 mod outgoing;
 mod poller;
 pub(crate) mod worker;

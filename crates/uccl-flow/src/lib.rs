@@ -28,8 +28,13 @@ mod counters;
 mod error;
 mod flows;
 mod io;
+mod keep;
 mod listener;
+mod outlet;
+mod own_stream;
+mod pairs;
 mod port;
+mod race;
 mod rate;
 mod recv;
 mod send;
@@ -40,6 +45,7 @@ mod slots;
 #[cfg(test)]
 mod small_tests;
 mod socket;
+mod visitors;
 
 pub use connect::Connect;
 pub use counters::{PeerCounters, Totals, Traffic};

@@ -79,10 +79,10 @@ impl RecvFlow {
         let mut state = self.sink.state.lock();
         if !state.slots.get(slot)?.is_done {
             state.check()?;
-            progress(&self.sink, &mut state)?;
-        }
-        if !state.slots.get(slot)?.is_done {
-            return Ok(None);
+            let progress = progress(&self.sink, &mut state);
+            if !state.slots.get(slot)?.is_done {
+                return progress.map(|()| None);
+            }
         }
         Ok(state.slots.remove(slot).map(|receive| receive.total))
     }
@@ -140,12 +140,13 @@ fn progress(sink: &Sink, state: &mut SinkState) -> Result<(), FlowError> {
         let Some(stream) = &state.stream else { return state.check() };
         // SAFETY: the caller of `post` keeps the memory writable, the buffer is the flow's own.
         match unsafe { socket::recv(stream, &[rest, room]) } {
-            Ok(None) => return Ok(()),
-            Ok(Some(0)) => {
-                let (peer, outstanding) = (sink.peer.clone(), state.outstanding());
-                return Err(state.end(FlowError::PeerClosed { peer, outstanding }));
+            Ok(None) => {
+                state.is_dry = true;
+                return Ok(());
             }
+            Ok(Some(0)) => return state.lose("the peer closed the stream"),
             Ok(Some(count)) => {
+                state.received += count as u64;
                 let placed = count.min(rest.len);
                 if let Some(receive) = state.begun.and_then(|at| state.slots.at(at)) {
                     receive.received += placed;
@@ -157,11 +158,7 @@ fn progress(sink: &Sink, state: &mut SinkState) -> Result<(), FlowError> {
                     return Ok(());
                 }
             }
-            Err(error) => {
-                let (peer, cause) = (sink.peer.clone(), error.to_string());
-                let (silent, outstanding) = (state.last_progress.elapsed(), state.outstanding());
-                return Err(state.end(FlowError::Lost { peer, cause, silent, outstanding }));
-            }
+            Err(error) => return state.lose(&error.to_string()),
         }
     }
 }
@@ -177,10 +174,22 @@ fn take_ahead(sink: &Sink, state: &mut SinkState) -> Result<bool, FlowError> {
                     Ok(head) => head,
                     Err(error) => return Err(state.end(sink.protocol(error.to_string()))),
                 };
-                if head.message >= state.inbox.posted() {
-                    return Ok(false);
+                match head.kind {
+                    HeadKind::Ping => {
+                        state.ahead.take(HEAD_LEN);
+                        confirm(state)?;
+                        continue;
+                    }
+                    HeadKind::End => {
+                        let (peer, outstanding) = (sink.peer.clone(), state.outstanding());
+                        if outstanding.requests == 0 {
+                            return Ok(false);
+                        }
+                        return Err(state.end(FlowError::PeerClosed { peer, outstanding }));
+                    }
+                    _ if head.message >= state.inbox.posted() => return Ok(false),
+                    _ => begin(sink, state, &head)?,
                 }
-                begin(sink, state, &head)?
             }
         };
         let Some(receive) = state.slots.at(index) else { return Ok(true) };
@@ -199,6 +208,18 @@ fn take_ahead(sink: &Sink, state: &mut SinkState) -> Result<bool, FlowError> {
         state.traffic.add_small(receive.total);
         state.was_large = false;
         state.begun = None;
+    }
+}
+
+/// Tells the sender how many bytes have come.
+fn confirm(state: &mut SinkState) -> Result<(), FlowError> {
+    let note = FlowHead::note(HeadKind::Ack, 0, state.received).encode();
+    let Some(stream) = &state.stream else { return Ok(()) };
+    // SAFETY: the note lives through the call.
+    match unsafe { socket::send(stream, &[Span::of(&note)]) } {
+        Ok(Some(count)) if count == note.len() => Ok(()),
+        Ok(_) => state.lose("the peer does not read confirmations"),
+        Err(error) => state.lose(&error.to_string()),
     }
 }
 

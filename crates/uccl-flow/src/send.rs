@@ -1,78 +1,47 @@
 //! The sending end of a flow.
 
 use std::{
-    io,
     net::TcpStream,
     sync::{Arc, atomic::Ordering},
-    time::Instant,
 };
 
 use parking_lot::Mutex;
-use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
+use uccl_wire::flow::{FlowHead, HeadKind};
 
 use crate::{
     bundle::{Bundle, Outbox},
-    counters::Traffic,
-    error::{Backlog, FlowError, Peer},
+    error::{FlowError, Peer},
     flows::Flows,
-    slots::{Order, Slot, Slots},
-    socket::{self, Span},
+    keep::KeptFlow,
+    outlet::{FlowName, Message, SendState},
+    slots::Slot,
+    socket::Span,
 };
 
 /// The sending end of a flow. Any thread may use it, one at a time without waiting for another.
 /// Dropping it closes it.
 pub struct SendFlow {
-    state: Mutex<State>,
+    state: Arc<Mutex<SendState>>,
     bundle: Arc<Bundle>,
     outbox: Arc<Outbox>,
     flow: u64,
     flows: Flows,
 }
 
-struct State {
-    stream: Option<TcpStream>,
-    slots: Slots<Message>,
-    /// Messages of which bytes are left to be sent.
-    queue: Order,
-    /// The number of the next message.
-    next: u64,
-    failure: Option<FlowError>,
-    last_progress: Instant,
-    traffic: Traffic,
-}
-
-struct Message {
-    head: [u8; HEAD_LEN],
-    payload: Span,
-    /// Bytes of head and payload that have been sent over the own stream.
-    sent: usize,
-    /// The streams of the bundle carry it.
-    is_large: bool,
-}
-
-// SAFETY: the spans are the caller's memory, which it leaves to the flow until a message has ended,
-// on any thread.
-unsafe impl Send for State {}
-
-impl Message {
-    fn is_sent(&self) -> bool {
-        self.sent == HEAD_LEN + self.payload.len
-    }
-}
-
 impl SendFlow {
-    pub(crate) fn new(flows: Flows, stream: TcpStream, bundle: Arc<Bundle>, flow: u64) -> Self {
-        let state = State {
-            stream: Some(stream),
-            slots: Slots::new(),
-            queue: Order::new(),
-            next: 0,
-            failure: None,
-            last_progress: Instant::now(),
-            traffic: Traffic::default(),
-        };
+    pub(crate) fn new(
+        flows: Flows,
+        stream: TcpStream,
+        bundle: Arc<Bundle>,
+        name: FlowName,
+    ) -> Self {
+        let flow = name.flow;
+        let state = SendState::new(stream, flows.settings().small_max);
         bundle.add(flow);
-        Self { state: Mutex::new(state), bundle, outbox: Arc::default(), flow, flows }
+        let state = Arc::new(Mutex::new(state));
+        let kept = KeptFlow { state: Arc::clone(&state), bundle: Arc::clone(&bundle), name };
+        flows.shared().keeping.add(kept);
+        Self { state, bundle, outbox: Arc::default(), flow, flows }
     }
 
     /// The other end.
@@ -99,7 +68,7 @@ impl SendFlow {
         let mut state = self.state.lock();
         state.check()?;
         if state.slots.is_full() {
-            self.flush(&mut state)?;
+            state.flush()?;
             return Ok(None);
         }
         let total = len as u64;
@@ -118,7 +87,7 @@ impl SendFlow {
         } else {
             state.traffic.add_small(len);
             state.queue.push(slot.index());
-            self.flush(&mut state)?;
+            state.flush()?;
         }
         Ok(Some(slot))
     }
@@ -135,7 +104,7 @@ impl SendFlow {
             if let Some(failure) = self.outbox.failure.lock().clone() {
                 return Err(state.failure.get_or_insert(failure).clone());
             }
-            self.flush(&mut state)?;
+            state.flush()?;
         }
         if !self.has_ended(&state, slot)? {
             return Ok(None);
@@ -143,74 +112,27 @@ impl SendFlow {
         Ok(state.slots.remove(slot).map(|message| message.payload.len))
     }
 
-    fn has_ended(&self, state: &State, slot: Slot) -> Result<bool, FlowError> {
+    fn has_ended(&self, state: &SendState, slot: Slot) -> Result<bool, FlowError> {
         let message = state.slots.get(slot)?;
         let ended = || self.outbox.ended.load(Ordering::Acquire) & (1 << slot.index()) != 0;
         Ok(if message.is_large { ended() } else { message.is_sent() })
     }
 
-    /// Closes the flow. Messages that have ended reach the peer; others are cut, and their memory
-    /// is no longer used. Returns at once.
+    /// Closes the flow. Messages that have ended reach the peer, also over another stream when this
+    /// one dies; others are cut, and their memory is no longer used. Returns at once.
     pub fn close(&self) {
         let mut state = self.state.lock();
-        state.stream = None;
-        if state
-            .failure
-            .replace(FlowError::Closed)
-            .is_none_or(|old| !matches!(old, FlowError::Closed))
-        {
-            self.flows.shared().totals.lock().sent.add(state.traffic);
-            self.flows.shared().leave(&self.bundle, self.flow, &self.outbox);
+        let before = state.failure.replace(FlowError::Closed);
+        if matches!(before, Some(FlowError::Closed)) {
+            return;
         }
-    }
-
-    /// Sends as much as the socket takes.
-    fn flush(&self, state: &mut State) -> Result<(), FlowError> {
-        while let Some(index) = state.queue.front() {
-            let Some(stream) = &state.stream else { return state.check() };
-            let Some(message) = state.slots.at(index) else {
-                state.queue.pop();
-                continue;
-            };
-            let head = Span::of(&message.head).after(message.sent);
-            let payload = message.payload.after(message.sent.saturating_sub(HEAD_LEN));
-            // SAFETY: the head lives in the slot; the caller of `post` keeps the payload readable.
-            match unsafe { socket::send(stream, &[head, payload]) } {
-                Ok(None) => return Ok(()),
-                Ok(Some(count)) => {
-                    message.sent += count;
-                    state.last_progress = Instant::now();
-                    if !message.is_sent() {
-                        continue;
-                    }
-                    state.queue.pop();
-                }
-                Err(error) => return Err(self.fail(state, &error)),
-            }
+        if before.is_none() || state.own.is_up() {
+            state.finish();
         }
-        Ok(())
-    }
-
-    fn fail(&self, state: &mut State, error: &io::Error) -> FlowError {
-        let unsent = state.slots.values().filter(|message| !message.is_sent());
-        let outstanding = unsent.fold(Backlog::default(), |sum, message| Backlog {
-            requests: sum.requests + 1,
-            bytes: sum.bytes + (HEAD_LEN + message.payload.len - message.sent) as u64,
-        });
-        let failure = FlowError::Lost {
-            peer: self.peer().clone(),
-            cause: error.to_string(),
-            silent: state.last_progress.elapsed(),
-            outstanding,
-        };
-        state.stream = None;
-        state.failure.get_or_insert(failure).clone()
-    }
-}
-
-impl State {
-    fn check(&self) -> Result<(), FlowError> {
-        self.failure.clone().map_or(Ok(()), Err)
+        self.flows.shared().totals.lock().sent.add(state.traffic);
+        drop(state);
+        self.flows.shared().leave(&self.bundle, self.flow, &self.outbox);
+        self.flows.shared().keeping.look();
     }
 }
 

@@ -6,21 +6,22 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64},
     },
-    time::Instant,
 };
 
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
     arrivals::Arrivals,
-    attempt::Route,
     bell::Waker,
     bundle::{Bundle, Outbox, Target},
     counters::Totals,
     error::{FlowError, Peer},
+    keep::Keeping,
+    pairs::Pairs,
     port::{Mail, Port},
     settings::Settings,
     sink::Sink,
+    visitors::Visitors,
 };
 
 /// State that threads share.
@@ -33,10 +34,11 @@ pub(crate) struct FlowsState {
     pub(crate) network: [u8; 16],
     pub(crate) port: u16,
     pub(crate) listeners: Mutex<HashMap<[u8; 16], Arc<Arrivals>>>,
-    /// When the processes that send to this one last showed a sign of life.
-    pub(crate) heard: Mutex<HashMap<u64, Instant>>,
+    /// The processes that send to this one.
+    pub(crate) visitors: Mutex<Visitors>,
     pub(crate) is_stopped: AtomicBool,
     pub(crate) greeter: Waker,
+    pub(crate) keeping: Keeping,
     pub(crate) workers: Vec<Arc<Port>>,
     /// Bundles of streams to other processes, by instance.
     pub(crate) bundles: Mutex<HashMap<u64, Arc<Bundle>>>,
@@ -68,24 +70,22 @@ impl FlowsState {
         }
     }
 
-    /// A process shows a sign of life.
-    pub(crate) fn hear(&self, instance: u64) {
-        self.heard.lock().insert(instance, Instant::now());
-    }
-
-    /// Ends the flows that wait for a process without a sign of life, and forgets processes that
-    /// have no flow.
+    /// Ends the flows that wait for a process that is gone or without a sign of life, and forgets
+    /// processes that have no flow.
     pub(crate) fn check_peers(&self) {
         let sinks: Vec<_> = self.sinks.read().values().cloned().collect();
-        let mut heard = self.heard.lock();
-        heard.retain(|instance, _| sinks.iter().any(|sink| sink.peer.instance == *instance));
-        let silent = heard.iter().map(|(instance, since)| (*instance, since.elapsed()));
-        let silent: Vec<_> = silent.filter(|(_, time)| *time > self.settings.limit).collect();
-        drop(heard);
+        let limit = self.settings.limit;
+        let mut visitors = self.visitors.lock();
+        visitors.retain(|instance| sinks.iter().any(|sink| sink.peer.instance == instance));
+        let (silent, gone) = (visitors.silent(limit), visitors.gone());
+        drop(visitors);
         for (instance, time) in silent {
             for sink in sinks.iter().filter(|sink| sink.peer.instance == instance) {
-                sink.give_up(time, self.settings.limit);
+                sink.give_up(time, limit);
             }
+        }
+        for sink in sinks.iter().filter(|sink| gone.contains(&sink.peer.instance)) {
+            sink.give_up_closed();
         }
     }
 
@@ -95,7 +95,7 @@ impl FlowsState {
         &self,
         peer: &Peer,
         key: [u8; 16],
-        routes: impl FnOnce() -> Vec<Route>,
+        pairs: impl FnOnce() -> Pairs,
     ) -> Arc<Bundle> {
         let mut bundles = self.bundles.lock();
         if let Some(bundle) = bundles.get(&peer.instance) {
@@ -103,9 +103,10 @@ impl FlowsState {
             return Arc::clone(bundle);
         }
         let bells = self.workers.iter().map(|worker| Arc::clone(worker.bell())).collect();
-        let target = Target { peer: peer.clone(), key, routes: routes() };
-        let bundle =
-            Arc::new(Bundle::new(target, &self.settings, bells, Arc::clone(&self.greatest_rate)));
+        let target = Target { peer: peer.clone(), key, pairs: pairs() };
+        let greatest_rate = Arc::clone(&self.greatest_rate);
+        let bundle = Arc::new(Bundle::new(target, &self.settings, bells, greatest_rate));
+        bundle.add_user();
         bundles.insert(peer.instance, Arc::clone(&bundle));
         for index in 0..self.settings.streams {
             let worker = &self.workers[index % self.workers.len()];
@@ -114,7 +115,7 @@ impl FlowsState {
         bundle
     }
 
-    /// A flow leaves its bundle; its messages are no longer read. The last one closes the streams.
+    /// A flow leaves its bundle; its large messages are no longer read.
     pub(crate) fn leave(&self, bundle: &Bundle, flow: u64, outbox: &Outbox) {
         let mut bundles = self.bundles.lock();
         let is_last = bundle.remove_user();
@@ -125,6 +126,6 @@ impl FlowsState {
         if is_last {
             tracing::info!("{}", bundle.counters());
         }
-        bundle.forget(flow, outbox, is_last);
+        bundle.forget(flow, outbox);
     }
 }

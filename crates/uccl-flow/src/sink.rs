@@ -33,6 +33,12 @@ pub(crate) struct SinkState {
     pub(crate) slots: Slots<Receive>,
     pub(crate) inbox: Inbox,
     pub(crate) ahead: Ahead,
+    /// Bytes that have come over the own stream and those before it.
+    pub(crate) received: u64,
+    /// The round of the greeting that brought the own stream.
+    pub(crate) round: u64,
+    /// The own stream had no more when the user looked.
+    pub(crate) is_dry: bool,
     /// The message on the own stream that has begun: the place of its slot.
     pub(crate) begun: Option<usize>,
     pub(crate) failure: Option<FlowError>,
@@ -91,6 +97,9 @@ impl Sink {
             slots: Slots::new(),
             inbox: Inbox::new(chunk_len, Params::early_len(chunk_len)),
             ahead: Ahead { bytes, start: 0, end: 0 },
+            received: 0,
+            round: 0,
+            is_dry: false,
             begun: None,
             failure: None,
             last_progress: Instant::now(),
@@ -123,6 +132,14 @@ impl Sink {
         self.state.lock().inbox.posted()
     }
 
+    /// The number of bytes that have come over the own stream, and whether the user has looked for
+    /// more since this was last called. `None` if the flow has ended.
+    pub(crate) fn take_progress(&self) -> Option<(u64, bool)> {
+        let mut state = self.state.lock();
+        let is_dry = std::mem::take(&mut state.is_dry);
+        state.failure.is_none().then_some((state.received, is_dry))
+    }
+
     /// Says where the next bytes of a chunk go.
     pub(crate) fn begin_landing(&self, head: &FlowHead) -> Place {
         self.begin(&mut self.state.lock(), head)
@@ -151,6 +168,15 @@ impl Sink {
         if silent > limit && outstanding.requests > 0 {
             let cause = "the process does not answer".into();
             state.end(FlowError::Lost { peer: self.peer.clone(), cause, silent, outstanding });
+        }
+    }
+
+    /// The peer has closed all its streams: ends the flow if it waits and has no stream either.
+    pub(crate) fn give_up_closed(&self) {
+        let mut state = self.state.lock();
+        let outstanding = state.outstanding();
+        if state.stream.is_none() && outstanding.requests > 0 {
+            state.end(FlowError::PeerClosed { peer: self.peer.clone(), outstanding });
         }
     }
 
@@ -260,6 +286,13 @@ impl SinkState {
             requests: sum.requests + 1,
             bytes: sum.bytes + (receive.memory.len - receive.received) as u64,
         })
+    }
+
+    /// The own stream has ended. The sender brings another one, or its silence ends the flow.
+    pub(crate) fn lose(&mut self, cause: &str) -> Result<(), FlowError> {
+        tracing::debug!("the own stream of a flow has ended: {cause}");
+        self.stream = None;
+        self.check()
     }
 
     pub(crate) fn end(&mut self, failure: FlowError) -> FlowError {

@@ -32,6 +32,23 @@ impl Span {
         Self { addr: bytes.as_mut_ptr(), len: bytes.len() }
     }
 
+    /// The first bytes, `most` at most.
+    pub(crate) fn first(self, most: usize) -> Self {
+        Self { len: self.len.min(most), ..self }
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// The memory is readable, and does not change while the slice lives.
+    pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: the caller promises the memory.
+        unsafe { std::slice::from_raw_parts(self.addr, self.len) }
+    }
+
     /// The rest behind the first `done` bytes.
     pub(crate) fn after(self, done: usize) -> Self {
         let done = done.min(self.len);

@@ -70,6 +70,101 @@ fn a_peer_that_was_cut_off_goes_on() {
 }
 
 #[test]
+fn small_messages_outlive_their_streams() {
+    let (one, two) = ends();
+    let (flow, relay) = relayed(&one, &two);
+    let mut lines = 0;
+    exchange(&flow, (3000, 1000), |turn| {
+        if turn % 300 == 7 {
+            lines = relay.lines().len();
+            relay.lines().iter().for_each(|line| line.is_dead.store(true, Ordering::Relaxed));
+        }
+    });
+    until(|| (relay.lines().len() > lines).then_some(()));
+}
+
+#[test]
+fn a_small_message_outlives_a_stream_that_stands_still() {
+    let (one, two) = ends();
+    let (flow, relay) = relayed(&one, &two);
+    for (count, len) in [(200, 1000), (20, 30_000)] {
+        exchange(&flow, (count, len), |_| {});
+        let before = relay.lines().len();
+        relay.lines().iter().for_each(|line| line.is_stalled.store(true, Ordering::Relaxed));
+        exchange(&flow, (count, len), |_| {});
+        assert!(relay.lines().len() > before, "another stream has come");
+    }
+}
+
+#[test]
+fn small_messages_go_on_after_a_cut() {
+    let (one, two) = ends();
+    let (flow, relay) = relayed(&one, &two);
+    std::thread::scope(|scope| {
+        exchange(&flow, (2000, 3000), |turn| {
+            if turn == 100 {
+                relay.cut(true);
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(2500));
+                    relay.cut(false);
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn messages_that_have_ended_outlive_their_stream_and_their_flow() {
+    let (one, two) = ends();
+    let ((send, recv), relay) = relayed(&one, &two);
+    let data = pattern(20_000, 1);
+    relay.lines().iter().for_each(|line| line.is_stalled.store(true, Ordering::Relaxed));
+    let messages: Vec<_> = (0..8).map(|_| post_send(&send, &data).expect("a slot")).collect();
+    for message in messages {
+        until(|| send.test(message).expect("no error"));
+    }
+    drop(send);
+    relay.lines().iter().for_each(|line| line.is_dead.store(true, Ordering::Relaxed));
+    for _ in 0..8 {
+        let mut room = vec![0; 20_000];
+        let receive = post_recv(&recv, &mut room).expect("a slot");
+        until(|| recv.test(receive).expect("no error"));
+        assert!(room == data);
+    }
+    let mut room = vec![0; 1];
+    let receive = post_recv(&recv, &mut room).expect("a slot");
+    let error = until(|| recv.test(receive).err());
+    assert!(matches!(error, FlowError::PeerClosed { .. }), "{error}");
+}
+
+#[test]
+fn a_sender_of_small_messages_hears_of_a_peer_that_stays_away_and_of_one_that_closes() {
+    let short = Settings { limit: Duration::from_millis(1500), ..settings() };
+    let one = Flows::new(short).expect("flows");
+    let two = Flows::new(self::settings()).expect("flows");
+    let ((send, _recv), relay) = relayed(&one, &two);
+    let data = pattern(100, 0);
+    let fails = |send: &SendFlow| {
+        until(|| {
+            // SAFETY: the data lives as long as the flow.
+            match unsafe { send.post(data.as_ptr(), data.len(), 0) } {
+                Ok(None) => None,
+                Ok(Some(slot)) => send.test(slot).err(),
+                Err(error) => Some(error),
+            }
+        })
+    };
+    relay.cut(true);
+    let error = fails(&send);
+    assert!(matches!(error, FlowError::Lost { .. }), "{error}");
+    let (one, two) = ends();
+    let (send, recv) = pair(&one, &two);
+    drop(recv);
+    let error = fails(&send);
+    assert!(matches!(error, FlowError::PeerClosed { .. }), "{error}");
+}
+
+#[test]
 fn a_peer_without_any_stream_is_an_error_at_the_limit() {
     let settings = Settings { limit: Duration::from_millis(1500), ..settings() };
     let one = Flows::new(settings).expect("flows");

@@ -3,14 +3,14 @@
 mod common;
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, TcpStream},
     time::Duration,
 };
 
-use common::{exchange, pair, pair_by};
-use uccl_flow::{Flows, Handle, Settings};
-use uccl_wire::flow::{FlowHello, FlowWelcome, Purpose, Status, WELCOME_LEN};
+use common::{exchange, pair, pair_by, post_recv, until};
+use uccl_flow::{Flows, Handle, Listener, Settings};
+use uccl_wire::flow::{FlowHead, FlowHello, FlowWelcome, HeadKind, Purpose, Status, WELCOME_LEN};
 
 fn flows() -> Flows {
     Flows::new(Settings { threads: 2, ..Settings::default() }).expect("flows over loopback")
@@ -20,14 +20,19 @@ fn stranger(flows: &Flows) -> TcpStream {
     TcpStream::connect((Ipv4Addr::LOCALHOST, flows.port())).expect("a connection")
 }
 
-/// The answer to a greeting.
-fn greeted(flows: &Flows, hello: &FlowHello) -> FlowWelcome {
+/// The answer to a greeting, and its stream; `None` if the stream is closed without one.
+fn greeted(flows: &Flows, hello: &FlowHello) -> Option<(FlowWelcome, TcpStream)> {
     let mut stream = stranger(flows);
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
     stream.write_all(&hello.encode()).expect("a socket with room");
     let mut answer = [0; WELCOME_LEN];
-    stream.read_exact(&mut answer).expect("an answer");
-    FlowWelcome::decode(&answer).expect("an answer")
+    match stream.read_exact(&mut answer) {
+        Ok(()) => Some((FlowWelcome::decode(&answer).expect("an answer"), stream)),
+        Err(error) => {
+            assert_ne!(error.kind(), ErrorKind::WouldBlock, "it is closed");
+            None
+        }
+    }
 }
 
 #[test]
@@ -52,9 +57,49 @@ fn keys_of_others_are_refused() {
     let two = flows();
     for purpose in [Purpose::Flow, Purpose::Resume, Purpose::Bulk] {
         let hello = FlowHello { purpose, key: [5; 16], instance: 1, flow: 2, chunk_len: 128 << 10 };
-        let answer = greeted(&two, &hello);
+        let (answer, _) = greeted(&two, &hello).expect("an answer");
         assert_eq!((answer.status, answer.key), (Status::UnknownKey, [0; 16]), "{purpose:?}");
     }
+}
+
+#[test]
+fn a_late_greeting_does_not_take_the_place_of_a_later_stream() {
+    let two = flows();
+    let listener = Listener::listen(&two, 0).expect("a listener");
+    let key = listener.handle().nonce;
+    let hello =
+        FlowHello { purpose: Purpose::Flow, key, instance: 1, flow: 2, chunk_len: 128 << 10 };
+    let (welcome, first) = greeted(&two, &hello).expect("an answer");
+    let recv = until(|| listener.try_accept().expect("no error"));
+    let mut room = [0; 3];
+    let receive = post_recv(&recv, &mut room).expect("a slot");
+    let head = FlowHead { total: 3, len: 3, ..FlowHead::note(HeadKind::Message, 2, 0) };
+    let sent = [&head.encode()[..], b"a"].concat();
+    (&first).write_all(&sent).expect("room");
+    let resume = |round| {
+        let purpose = Purpose::Resume;
+        greeted(&two, &FlowHello { purpose, key: welcome.key, chunk_len: round, ..hello })
+    };
+    // Bytes that were on their way are gone with each stream, and go again.
+    let (mut round, mut last) = (5, first);
+    until(|| {
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(matches!(recv.test(receive), Ok(None)));
+        round += 1;
+        let (answer, stream) = resume(round).expect("an answer");
+        last = stream;
+        let rest = &sent[answer.received as usize..];
+        last.write_all(rest).expect("room");
+        rest.is_empty().then_some(())
+    });
+    assert!(resume(round).is_none(), "it is as old as the last one");
+    assert!(resume(5).is_none(), "it is older");
+    last.write_all(b"bc").expect("room");
+    until(|| recv.test(receive).expect("no error"));
+    assert_eq!(room, *b"abc");
+    drop(recv);
+    let (answer, _) = resume(round + 1).expect("an answer");
+    assert_eq!(answer.status, Status::UnknownFlow);
 }
 
 #[test]

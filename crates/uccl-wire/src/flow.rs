@@ -28,11 +28,13 @@
 //! | 6 | u16 | zero | u16 | zero |
 //! | 8 | 16 B | key: the listener's nonce, or the key of an earlier welcome | 16 B | key for streams that follow |
 //! | 24 | u64 | instance of the connecting process | u64 | instance of the listening process |
-//! | 32 | u64 | flow, or the number of a stream | u64 | number of messages that the flow has received |
-//! | 40 | u64 | bytes of a chunk | u64 | zero |
+//! | 32 | u64 | flow, or the number of a stream | u64 | bytes of its own stream that the flow has received |
+//! | 40 | u64 | bytes of a chunk, or the round | u64 | zero |
 //!
 //! A [`FlowHead`] has [`HEAD_LEN`] bytes: kind (u8), three zeros, tag (u32), flow, message, total,
 //! offset and length (u64 each).
+
+pub mod greeting;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -50,7 +52,7 @@ pub const HEAD_LEN: usize = 48;
 const HANDLE_MAGIC: [u8; 4] = *b"UFLH";
 const HELLO_MAGIC: [u8; 4] = *b"UFLO";
 const WELCOME_MAGIC: [u8; 4] = *b"UFLW";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const ADDRESSES_LEN: usize = 64;
 
 /// Why bytes are not one of these layouts.
@@ -224,7 +226,8 @@ pub struct FlowHello {
     pub instance: u64,
     /// The flow; for [`Purpose::Bulk`] the number of the stream among those of its process.
     pub flow: u64,
-    /// Bytes of a chunk of a large message.
+    /// Bytes of a chunk of a large message. For [`Purpose::Resume`] the round: a number that grows
+    /// with each greeting, so that one that was held up does not take the place of a later one.
     pub chunk_len: u64,
 }
 
@@ -279,6 +282,8 @@ pub enum Status {
     UnknownFlow,
     /// As many streams as there may be wait already.
     Full,
+    /// One of the two processes has a pre-shared key, and the other has none.
+    NeedsSecret,
 }
 
 /// The answer to a greeting.
@@ -290,7 +295,8 @@ pub struct FlowWelcome {
     pub key: [u8; 16],
     /// The process that answers.
     pub instance: u64,
-    /// Messages that the flow has received on its own stream, for [`Purpose::Resume`].
+    /// Bytes of its own streams that the flow has received, for [`Purpose::Resume`]: the new stream
+    /// begins with the next one.
     pub received: u64,
 }
 
@@ -303,6 +309,7 @@ impl FlowWelcome {
             Status::UnknownKey => 1,
             Status::UnknownFlow => 2,
             Status::Full => 3,
+            Status::NeedsSecret => 4,
         };
         let mut out = [0; WELCOME_LEN];
         out[..4].copy_from_slice(&WELCOME_MAGIC);
@@ -326,6 +333,7 @@ impl FlowWelcome {
             1 => Status::UnknownKey,
             2 => Status::UnknownFlow,
             3 => Status::Full,
+            4 => Status::NeedsSecret,
             value => return Err(FlowWireError::Value { field: "status", value: value.into() }),
         };
         check_zeros(&reader.array::<2>()?)?;
@@ -343,14 +351,22 @@ pub enum HeadKind {
     Message,
     /// A part of a message on a stream for chunks; `len` bytes follow.
     Chunk,
-    /// So many messages (own stream) or chunks (stream for chunks) have come: `message`.
+    /// So many bytes (own stream, over all streams that it has had) or chunks (stream for chunks)
+    /// have come: `message`.
     Ack,
     /// So many receives of the flow have been posted: `message`.
     Posted,
-    /// No more follows: the flow is closed.
+    /// No more follows: the flow is closed. On a stream for chunks it answers a
+    /// [`HeadKind::Sent`].
     End,
-    /// Asks for an acknowledgement, so that both ends know of each other.
+    /// Asks for an acknowledgement on the same stream, so that both ends know of each other.
     Ping,
+    /// So many bytes have been sent on the own stream of the flow: `message`. Asks for a
+    /// [`HeadKind::Received`] on the same stream for chunks.
+    Sent,
+    /// So many bytes of the own stream of the flow have come: `message`. The tag is 1 if its user
+    /// has looked for more since the last answer, else 0.
+    Received,
 }
 
 /// The head of a frame.
@@ -390,6 +406,8 @@ impl FlowHead {
             HeadKind::Posted => 4,
             HeadKind::End => 5,
             HeadKind::Ping => 6,
+            HeadKind::Sent => 7,
+            HeadKind::Received => 8,
         };
         out[4..8].copy_from_slice(&self.tag.to_le_bytes());
         let numbers = [self.flow, self.message, self.total, self.offset, self.len];
@@ -413,6 +431,8 @@ impl FlowHead {
             4 => HeadKind::Posted,
             5 => HeadKind::End,
             6 => HeadKind::Ping,
+            7 => HeadKind::Sent,
+            8 => HeadKind::Received,
             value => return Err(FlowWireError::Value { field: "kind", value: value.into() }),
         };
         check_zeros(&reader.array::<3>()?)?;
@@ -423,7 +443,8 @@ impl FlowHead {
         let is_sound = match kind {
             HeadKind::Message => offset == 0 && len == total,
             HeadKind::Chunk => len > 0 && offset.checked_add(len).is_some_and(|end| end <= total),
-            HeadKind::Ack | HeadKind::Posted | HeadKind::End | HeadKind::Ping => {
+            HeadKind::Received => tag <= 1 && total == 0 && offset == 0 && len == 0,
+            HeadKind::Ack | HeadKind::Posted | HeadKind::End | HeadKind::Ping | HeadKind::Sent => {
                 tag == 0 && total == 0 && offset == 0 && len == 0
             }
         };
@@ -488,6 +509,7 @@ mod tests {
             FlowHead { len: 0, ..head },
             FlowHead { kind: HeadKind::Message, ..head },
             FlowHead { kind: HeadKind::Ack, ..head },
+            FlowHead { tag: 2, ..FlowHead::note(HeadKind::Received, 2, 3) },
         ] {
             assert!(FlowHead::decode(&wrong.encode()).is_err(), "{wrong:?}");
         }
@@ -499,7 +521,8 @@ mod tests {
             let hello = FlowHello { purpose, key: [9; 16], instance: 1, flow: 2, chunk_len: 3 };
             assert_eq!(FlowHello::decode(&hello.encode()), Ok(hello));
         }
-        for status in [Status::Taken, Status::UnknownKey, Status::UnknownFlow, Status::Full] {
+        use Status::{Full, NeedsSecret, Taken, UnknownFlow, UnknownKey};
+        for status in [Taken, UnknownKey, UnknownFlow, Full, NeedsSecret] {
             let welcome = FlowWelcome { status, key: [7; 16], instance: 5, received: 6 };
             assert_eq!(FlowWelcome::decode(&welcome.encode()), Ok(welcome));
         }

@@ -1,10 +1,12 @@
 //! Threads that a message wakes.
 
+use uccl_wire::flow::HeadKind;
+
 use super::*;
 
 fn bundle(bells: &[Arc<Bell>]) -> Bundle {
     let peer = Peer { instance: 1, addr: None, device: "lo".into() };
-    let target = Target { peer, key: [0; 16], routes: Vec::new() };
+    let target = Target { peer, key: [0; 16], pairs: Pairs { routes: Vec::new(), spare: 0 } };
     Bundle::new(target, &Settings::default(), bells.to_vec(), Arc::default())
 }
 

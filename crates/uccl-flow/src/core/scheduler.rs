@@ -127,12 +127,26 @@ impl Scheduler {
         self.moved_us = now_us;
     }
 
+    /// The stream carries a question. It is late and replaced without an answer, as without an
+    /// acknowledgement.
+    pub(crate) fn on_asked(&mut self, stream: usize, now_us: u64) {
+        self.streams[stream].ask(now_us);
+    }
+
+    /// A question has been answered over its stream.
+    pub(crate) fn on_answer(&mut self, stream: usize, now_us: u64) {
+        self.streams[stream].on_answer(now_us);
+    }
+
     /// The receiver has had so many chunks of this stream. False if it cannot have.
     pub(crate) fn on_ack(&mut self, stream: usize, count: u64, now_us: u64) -> bool {
         let own = &mut self.streams[stream];
         let most = own.acked + own.flight.len() as u64;
         if !own.is_up || count < own.acked || count > most {
             return false;
+        }
+        if own.is_asked {
+            own.on_answer(now_us);
         }
         while self.streams[stream].acked < count {
             let Some(flight) = self.streams[stream].take_acked(now_us) else { break };
@@ -183,7 +197,7 @@ impl Scheduler {
     /// Whether a stream that has room should ask again soon: there are chunks, now or once others
     /// are late.
     pub(crate) fn has_work(&self) -> bool {
-        !self.left.is_empty()
+        !self.left.is_empty() || self.streams.iter().any(|stream| stream.is_asked)
     }
 
     /// The next thing to do.
@@ -202,6 +216,14 @@ impl Scheduler {
         let streams = self.streams.iter().enumerate();
         let with_room = streams.filter(|(_, stream)| stream.has_room(len, &self.params));
         with_room.min_by_key(|(_, stream)| stream.finish_us(len).unwrap_or(0)).map(|(at, _)| at)
+    }
+
+    /// Streams that would take a chunk now.
+    pub(crate) fn takers(&self, now_us: u64) -> impl Iterator<Item = usize> + '_ {
+        let len = self.params.chunk_len;
+        let streams = self.streams.iter().enumerate();
+        let with_room = streams.filter(move |(_, stream)| stream.has_room(len, &self.params));
+        with_room.map(|(at, _)| at).filter(move |at| !self.is_beaten(*at, now_us))
     }
 
     /// The stream that should take the next chunk in place of this one, which is passed over.

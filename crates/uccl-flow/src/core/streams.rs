@@ -32,6 +32,8 @@ pub(super) struct Stream {
     pub(super) heard_us: u64,
     /// When bytes last moved, acknowledged or not.
     pub(super) moved_us: u64,
+    /// It carries a question that is not answered.
+    pub(super) is_asked: bool,
 }
 
 impl Stream {
@@ -46,6 +48,7 @@ impl Stream {
             given_us: 0,
             heard_us: 0,
             moved_us: 0,
+            is_asked: false,
         }
     }
 
@@ -66,6 +69,26 @@ impl Stream {
         self.given_us = now_us;
         self.bytes += len;
         self.flight.push_back(Flight { chunk, len, since_us: now_us });
+    }
+
+    /// It carries a question, which the receiver answers.
+    pub(super) fn ask(&mut self, now_us: u64) {
+        if !self.is_busy() {
+            (self.heard_us, self.moved_us) = (now_us, now_us);
+        }
+        self.is_asked = true;
+    }
+
+    /// The receiver has answered.
+    pub(super) fn on_answer(&mut self, now_us: u64) {
+        self.is_asked = false;
+        self.is_late = false;
+        (self.heard_us, self.moved_us) = (now_us, now_us);
+    }
+
+    /// Whether something is to come back.
+    fn is_busy(&self) -> bool {
+        !self.flight.is_empty() || self.is_asked
     }
 
     /// The oldest chunk has been acknowledged.
@@ -95,13 +118,13 @@ impl Stream {
 
     /// When it becomes late, if nothing comes until then.
     pub(super) fn late_at_us(&self, params: &Params) -> Option<u64> {
-        let is_waiting = self.is_good() && !self.flight.is_empty();
+        let is_waiting = self.is_good() && self.is_busy();
         is_waiting.then(|| self.heard_us + params.late_us + 3 * self.measure.round_us)
     }
 
     /// When it is given up, if nothing moves until then.
     pub(super) fn dead_at_us(&self, params: &Params) -> Option<u64> {
-        let is_waiting = self.is_up && !self.flight.is_empty();
+        let is_waiting = self.is_up && self.is_busy();
         is_waiting.then(|| self.moved_us.max(self.heard_us) + params.dead_us)
     }
 }

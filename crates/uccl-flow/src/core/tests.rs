@@ -1,6 +1,7 @@
 //! Scheduler and inboxes in virtual time, over streams that stall, slow down and die.
 
 mod net;
+mod own;
 mod sim;
 mod unit;
 

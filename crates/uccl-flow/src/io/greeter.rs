@@ -31,6 +31,9 @@ const MOST_STRANGERS: usize = 512;
 /// The pause after a failure to accept, as when the process has no more descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The longest time between two looks at the signs of life of peers.
+const MOST_CHECK_PAUSE: Duration = Duration::from_millis(500);
+
 /// The longest chunk of a peer, and all lengths that they may have.
 pub(super) const MOST_CHUNK_LEN: u64 = 4 << 20;
 const CHUNK_LENS: RangeInclusive<u64> = 4 << 10..=MOST_CHUNK_LEN;
@@ -100,9 +103,13 @@ impl Greeter {
         let now = Instant::now();
         let oldest = self.order.front().map(|_| PATIENCE / 4);
         let pause = self.pause.map(|until| until.saturating_duration_since(now));
-        let check =
-            (!self.shared.heard.lock().is_empty()).then_some(self.shared.settings.limit / 8);
+        let check = (!self.shared.visitors.lock().is_empty()).then_some(self.check_pause());
         oldest.into_iter().chain(pause).chain(check).min()
+    }
+
+    /// The time between two looks at peers.
+    fn check_pause(&self) -> Duration {
+        MOST_CHECK_PAUSE.min(self.shared.settings.limit / 8)
     }
 
     fn on_event(&mut self, token: u64) {
@@ -116,7 +123,7 @@ impl Greeter {
     fn on_time(&mut self) {
         let now = Instant::now();
         if now >= self.checks_at {
-            self.checks_at = now + self.shared.settings.limit / 8;
+            self.checks_at = now + self.check_pause();
             self.shared.check_peers();
         }
         if self.pause.is_some_and(|until| until <= now) {
@@ -217,6 +224,7 @@ impl Greeter {
                 self.place_bulk(stranger, &hello);
                 Ok(())
             }
+            Purpose::Resume if hello.key == self.shared.key => self.place_resumed(stranger, &hello),
             Purpose::Bulk | Purpose::Resume => {
                 self.answer(&stranger.stream, Status::UnknownKey)?;
                 Err("its key is not this process's".into())
@@ -244,12 +252,16 @@ impl Greeter {
             if sink.peer.instance != hello.instance {
                 return Err("another process has a flow of that name".into());
             }
+            let mut state = sink.state.lock();
+            if state.received > 0 {
+                return Err("its flow has another stream".into());
+            }
             self.answer(&stream, Status::Taken)?;
-            sink.state.lock().stream = Some(stream);
+            state.stream = Some(stream);
             return Ok(());
         }
         self.answer(&stream, Status::Taken)?;
-        self.shared.heard.lock().entry(hello.instance).or_insert_with(Instant::now);
+        self.shared.visitors.lock().add(hello.instance);
         let sink = Sink::new(stream, peer, hello.flow, hello.chunk_len);
         sinks.insert(hello.flow, Arc::clone(&sink));
         drop(sinks);
@@ -257,8 +269,30 @@ impl Greeter {
         Ok(())
     }
 
+    /// Gives a flow another own stream.
+    fn place_resumed(&self, stranger: Stranger, hello: &FlowHello) -> Result<(), String> {
+        let sink = self.shared.sinks.read().get(&hello.flow).cloned();
+        let sink = sink.filter(|sink| sink.peer.instance == hello.instance);
+        let Some(sink) = sink else {
+            self.answer(&stranger.stream, Status::UnknownFlow)?;
+            return Err("its flow is not known, or has ended".into());
+        };
+        let mut state = sink.state.lock();
+        if state.failure.is_some() {
+            return self.answer(&stranger.stream, Status::UnknownFlow);
+        }
+        if hello.chunk_len <= state.round {
+            return Err("a later stream has taken its place".into());
+        }
+        self.welcome(&stranger.stream, Status::Taken, state.received)?;
+        self.shared.visitors.lock().hear(hello.instance);
+        state.round = hello.chunk_len;
+        state.stream = Some(stranger.stream);
+        Ok(())
+    }
+
     fn place_bulk(&self, stranger: Stranger, hello: &FlowHello) {
-        self.shared.hear(hello.instance);
+        self.shared.visitors.lock().hear(hello.instance);
         let workers = &self.shared.workers;
         // Streams that different threads of the peer drive are different threads' here, too.
         let at = hello.flow.wrapping_add(hello.instance) % workers.len() as u64;
@@ -268,9 +302,13 @@ impl Greeter {
 
     /// A fresh socket has room for this answer.
     fn answer(&self, stream: &TcpStream, status: Status) -> Result<(), String> {
+        self.welcome(stream, status, 0)
+    }
+
+    fn welcome(&self, stream: &TcpStream, status: Status, received: u64) -> Result<(), String> {
         let (key, instance) = (self.shared.key, self.shared.instance);
         let key = if status == Status::Taken { key } else { [0; 16] };
-        let bytes = FlowWelcome { status, key, instance, received: 0 }.encode();
+        let bytes = FlowWelcome { status, key, instance, received }.encode();
         // SAFETY: the bytes live through the call.
         match unsafe { socket::send(stream, &[Span::of(&bytes)]) } {
             Ok(Some(count)) if count == bytes.len() => Ok(()),

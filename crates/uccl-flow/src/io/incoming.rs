@@ -1,6 +1,6 @@
 //! A stream that receives chunks.
 
-use std::{net::TcpStream, sync::Arc};
+use std::{io::ErrorKind, net::TcpStream, sync::Arc};
 
 use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
 
@@ -29,6 +29,7 @@ pub(crate) struct InboundStream {
     /// The sender asks for an acknowledgement.
     is_asked: bool,
     notes: Vec<u8>,
+    is_closed_by_peer: bool,
     dropped: Box<[u8]>,
 }
 
@@ -52,9 +53,11 @@ impl InboundStream {
             told: 0,
             is_asked: false,
             notes: Vec::new(),
+            is_closed_by_peer: false,
             dropped: vec![0; 16 << 10].into_boxed_slice(),
             shared,
         };
+        stream.shared.visitors.lock().open(instance);
         // An earlier stream may have taken such notes along.
         let sinks: Vec<_> = stream.shared.sinks.read().values().cloned().collect();
         for sink in sinks.iter().filter(|sink| sink.peer.instance == instance) {
@@ -142,9 +145,15 @@ impl InboundStream {
             }
         }
         match result {
-            Ok(Some(0)) => Err("the peer closed the stream".into()),
+            Ok(Some(0)) => {
+                self.is_closed_by_peer = true;
+                Err("the peer closed the stream".into())
+            }
             Ok(count) => Ok(count),
-            Err(error) => Err(error.to_string()),
+            Err(error) => {
+                self.is_closed_by_peer = error.kind() == ErrorKind::ConnectionReset;
+                Err(error.to_string())
+            }
         }
     }
 
@@ -153,7 +162,10 @@ impl InboundStream {
         // SAFETY: the rest of the stream's own head.
         match unsafe { socket::recv(&self.socket, &[room]) } {
             Ok(None) => Ok(None),
-            Ok(Some(0)) => Err("the peer closed the stream".into()),
+            Ok(Some(0)) => {
+                self.is_closed_by_peer = true;
+                Err("the peer closed the stream".into())
+            }
             Ok(Some(count)) => {
                 self.head_filled += count;
                 if self.head_filled == HEAD_LEN {
@@ -161,7 +173,10 @@ impl InboundStream {
                 }
                 Ok(Some(count))
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => {
+                self.is_closed_by_peer = error.kind() == ErrorKind::ConnectionReset;
+                Err(error.to_string())
+            }
         }
     }
 
@@ -170,7 +185,12 @@ impl InboundStream {
         let head = FlowHead::decode(&self.head).map_err(|error| error.to_string())?;
         if head.kind == HeadKind::Ping {
             self.is_asked = true;
-            self.shared.hear(self.instance);
+            self.shared.visitors.lock().hear(self.instance);
+            return Ok(());
+        }
+        if head.kind == HeadKind::Sent {
+            self.shared.visitors.lock().hear(self.instance);
+            self.answer(head.flow);
             return Ok(());
         }
         if head.kind != HeadKind::Chunk || head.len > super::greeter::MOST_CHUNK_LEN {
@@ -182,6 +202,20 @@ impl InboundStream {
         Ok(())
     }
 
+    /// Says how far a flow is with its own stream.
+    fn answer(&mut self, flow: u64) {
+        let sink = self.shared.sinks.read().get(&flow).cloned();
+        let progress = sink.filter(|sink| sink.peer.instance == self.instance);
+        let note = match progress.and_then(|sink| sink.take_progress()) {
+            Some((received, is_waiting)) => FlowHead {
+                tag: u32::from(is_waiting),
+                ..FlowHead::note(HeadKind::Received, flow, received)
+            },
+            None => FlowHead::note(HeadKind::End, flow, 0),
+        };
+        self.notes.extend(note.encode());
+    }
+
     fn end_chunk(&mut self) {
         let Some(chunk) = self.chunk.take() else { return };
         self.count += 1;
@@ -190,5 +224,11 @@ impl InboundStream {
             sink.keep_early(chunk.head, bytes.into());
         }
         self.note_posted(sink.flow, sink.posted());
+    }
+}
+
+impl Drop for InboundStream {
+    fn drop(&mut self) {
+        self.shared.visitors.lock().close(self.instance, self.is_closed_by_peer);
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct OutboundStream {
 }
 
 struct OutboundChunk {
-    /// The chunk; none behind a ping.
+    /// The chunk; none behind a note.
     part: Option<Part>,
     head: [u8; HEAD_LEN],
     /// Bytes of head and chunk.
@@ -69,7 +69,7 @@ impl OutboundStream {
                 let Some(job) = self.bundle.next(self.index) else { return Ok(false) };
                 let (head, part) = match job {
                     Job::Chunk(part) => (head(&part), Some(part)),
-                    Job::Ping => (FlowHead::note(HeadKind::Ping, 0, 0).encode(), None),
+                    Job::Note(note) => (note.encode(), None),
                 };
                 self.chunk = Some(OutboundChunk { head, part, sent: 0 });
             }

@@ -22,8 +22,6 @@ use crate::{
 
 /// The time between two looks at the clock while there is work.
 const TICK: Duration = Duration::from_millis(5);
-/// The pause between two attempts to open a stream.
-const PAUSE: Duration = Duration::from_millis(100);
 
 const WAKER: u64 = 0;
 
@@ -32,9 +30,6 @@ struct StreamAttempt {
     bundle: Arc<Bundle>,
     index: usize,
     attempt: Option<Attempt>,
-    /// The route of the next attempt.
-    route: usize,
-    again: Instant,
 }
 
 pub(crate) struct Worker {
@@ -120,13 +115,9 @@ impl Worker {
 
     fn on_mail(&mut self, mail: Mail) {
         match mail {
-            Mail::Open { bundle, index } => self.openings.push(StreamAttempt {
-                route: index % bundle.target.routes.len().max(1),
-                bundle,
-                index,
-                attempt: None,
-                again: Instant::now(),
-            }),
+            Mail::Open { bundle, index } => {
+                self.openings.push(StreamAttempt { bundle, index, attempt: None });
+            }
             Mail::InboundStream { stream, instance } => {
                 let token = self.token();
                 let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
@@ -195,7 +186,7 @@ impl Worker {
         }
     }
 
-    /// The stream has ended, and is opened again by another route.
+    /// The stream has ended, and is opened again.
     fn lose(&mut self, token: u64, cause: &str) {
         let Some(OutboundStream { bundle, index, socket, .. }) = self.outgoing.remove(&token)
         else {
@@ -204,9 +195,7 @@ impl Worker {
         socket::reset(&socket);
         tracing::debug!("stream {index} to {} is replaced: {cause}", bundle.target.peer);
         bundle.on_lost(index, cause);
-        let route = (index + token as usize) % bundle.target.routes.len().max(1);
-        let again = Instant::now();
-        self.openings.push(StreamAttempt { bundle, index, attempt: None, route, again });
+        self.openings.push(StreamAttempt { bundle, index, attempt: None });
     }
 
     fn open(&mut self) {
@@ -236,6 +225,7 @@ impl Worker {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
         if let Err(error) = self.poller.add(&stream, token, flags) {
             tracing::warn!("a stream to {} cannot be waited for: {error}", bundle.target.peer);
+            bundle.on_lost(index, &error.to_string());
             return true;
         }
         self.outgoing.insert(token, OutboundStream::new(bundle, index, stream));
@@ -259,12 +249,8 @@ impl StreamAttempt {
     /// Goes on; the stream, once it is open.
     fn step(&mut self, shared: &FlowsState) -> io::Result<Option<TcpStream>> {
         if self.attempt.is_none() {
-            if self.again > Instant::now() {
-                return Ok(None);
-            }
-            let routes = &self.bundle.target.routes;
-            let route = routes.get(self.route).ok_or(io::ErrorKind::AddrNotAvailable)?;
-            self.attempt = Some(Attempt::begin(*route)?);
+            let Some(route) = self.bundle.choose_route(self.index) else { return Ok(None) };
+            self.attempt = Some(Attempt::begin(route)?);
         }
         let hello = FlowHello {
             purpose: Purpose::Bulk,
@@ -284,8 +270,6 @@ impl StreamAttempt {
 
     fn fail(&mut self, error: &io::Error) {
         self.attempt = None;
-        self.again = Instant::now() + PAUSE;
-        self.route = (self.route + 1) % self.bundle.target.routes.len().max(1);
         self.bundle.on_lost(self.index, &error.to_string());
     }
 }

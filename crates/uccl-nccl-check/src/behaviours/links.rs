@@ -16,7 +16,10 @@ use crate::{
     rank::{Network, Rank, Registration},
 };
 
+/// The most bytes of a message, and those of every other one, which is under way in the kernel
+/// alone when the link is cut.
 const BYTES: usize = 1 << 20;
+const SMALL: usize = 1000;
 const MESSAGES: usize = 64;
 /// Messages in flight.
 const DEPTH: usize = 8;
@@ -77,20 +80,25 @@ fn post(
     room: &mut Registration,
     number: usize,
 ) -> Result<Option<Pointer>> {
-    let from = number % DEPTH * BYTES;
+    let (from, bytes) = (number % DEPTH * BYTES, length(number));
     match comm.side {
         Side::Send => {
-            memory::fill(room.memory.part(from, BYTES), number as u64);
-            started.net.isend(comm, room.part(from, BYTES), 0)
+            memory::fill(room.memory.part(from, bytes), number as u64);
+            started.net.isend(comm, room.part(from, bytes), 0)
         }
-        Side::Recv => started.net.irecv(comm, &[room.part(from, BYTES)], &[0], Completion::Needed),
+        Side::Recv => started.net.irecv(comm, &[room.part(from, bytes)], &[0], Completion::Needed),
     }
+}
+
+fn length(number: usize) -> usize {
+    if number.is_multiple_of(2) { BYTES } else { SMALL }
 }
 
 fn look(room: &mut Registration, comm: Comm, number: usize) -> Result<()> {
     let from = number % DEPTH * BYTES;
     if comm.side == Side::Recv {
-        let different = memory::difference(room.memory.part(from, BYTES), number as u64);
+        let part = room.memory.part(from, length(number));
+        let different = memory::difference(part, number as u64);
         ensure!(different.is_none(), "message {number}: byte {different:?} is wrong");
     }
     Ok(())
@@ -101,6 +109,8 @@ pub(super) fn cut_for_long(rank: &mut Rank) -> Result<String> {
     let comm = rank.one_way(&started, 0, 1)?;
     let room = Registration::new(&started, comm, 8 * BYTES)?;
     started.pass(comm, room.part(0, 1000))?;
+    let small_comm = rank.one_way(&started, 0, 1)?;
+    let small_room = Registration::new(&started, small_comm, SMALL)?;
     rank.meet()?;
     if rank.is_first() {
         rank.have(Fate::Cut, 0)?;
@@ -109,8 +119,11 @@ pub(super) fn cut_for_long(rank: &mut Rank) -> Result<String> {
     let start = Instant::now();
     error_of(rank, &started, comm, &room, None)?;
     let took = start.elapsed();
-    room.end(&started)?;
-    started.net.close(comm)?;
+    error_of(rank, &started, small_comm, &small_room, None)?;
+    for (comm, room) in [(comm, room), (small_comm, small_room)] {
+        room.end(&started)?;
+        started.net.close(comm)?;
+    }
     rank.meet()?;
     rank.finish(started)?;
     let line = log::last_warning().unwrap_or_default();

@@ -10,7 +10,7 @@ use super::Role;
 use crate::record::{Opener, Sealer, StreamKey};
 
 /// Bytes of a proof.
-pub(super) const PROOF_LEN: usize = 32;
+pub(crate) const PROOF_LEN: usize = 32;
 
 /// A secret that both ends of a connection were given.
 ///
@@ -56,15 +56,19 @@ impl Psk {
 
     /// Labels are of one length, so none of them begins another.
     fn mac(&self, label: &Label, connector: &[u8], acceptor: &[u8]) -> [u8; PROOF_LEN] {
+        self.code(label, &[connector, acceptor])
+    }
+
+    /// The code of these parts, one behind the other, for another purpose than a handshake.
+    pub(crate) fn code(&self, label: &Label, parts: &[&[u8]]) -> [u8; PROOF_LEN] {
         let mut mac = self.0.clone();
         mac.update(label);
-        mac.update(connector);
-        mac.update(acceptor);
+        parts.iter().for_each(|part| mac.update(part));
         mac.finalize().into_bytes().into()
     }
 
     /// Whether `got` is `want`, in a time that does not depend on where they differ.
-    pub(super) fn matches(want: &[u8; PROOF_LEN], got: &[u8]) -> bool {
+    pub(crate) fn matches(want: &[u8; PROOF_LEN], got: &[u8]) -> bool {
         want[..].ct_eq(got).into()
     }
 }

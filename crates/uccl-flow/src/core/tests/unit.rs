@@ -93,6 +93,25 @@ fn chunks_of_a_stream_that_stands_still_go_over_another_that_has_work() {
 }
 
 #[test]
+fn a_stream_that_does_not_answer_is_passed_over_and_replaced() {
+    let params = params(2);
+    let mut scheduler = Scheduler::new(params);
+    scheduler.open(0, 0);
+    scheduler.open(1, 0);
+    scheduler.on_asked(0, 1000);
+    scheduler.on_asked(1, 1000);
+    assert!(scheduler.has_work(), "it waits for the answer");
+    assert!(scheduler.on_ack(1, 0, 1500), "a ping is answered by the same number");
+    let now_us = 1000 + params.late_us;
+    scheduler.on_time(now_us);
+    scheduler.push(1, 0, 10 * params.chunk_len, 0, now_us);
+    assert_eq!(scheduler.next(0, now_us), None);
+    assert!(scheduler.next(1, now_us).is_some());
+    scheduler.on_time(1000 + params.dead_us);
+    assert_eq!(scheduler.next_action(), Some(Action::Replace { stream: 0 }));
+}
+
+#[test]
 fn a_stream_that_is_passed_over_names_its_stand_in() {
     let params = params(2);
     let mut scheduler = Scheduler::new(params);
