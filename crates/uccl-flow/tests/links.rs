@@ -68,15 +68,25 @@ fn on_links(hosts: &Hosts, count: usize) -> Joined {
 fn busy(joined: &Joined, event: impl FnOnce() + Send) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let end = OnDrop(&is_over);
+        scope.spawn(move || {
+            let _end = end;
             event();
-            is_over.store(true, Ordering::Relaxed);
         });
         while !is_over.load(Ordering::Relaxed) {
             exchange(&joined.flow, (4, 1 << 20), |_| {});
             exchange(&joined.flow, (20, 1000), |_| {});
         }
     });
+}
+
+/// Says that something is over, also after a panic.
+struct OnDrop<'a>(&'a AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Waits until each of these links carries bytes of large messages again.
