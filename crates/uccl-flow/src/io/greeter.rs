@@ -13,11 +13,15 @@ use std::{
 };
 
 use rustix::event::epoll::EventFlags;
-use uccl_wire::flow::{FlowHello, FlowWelcome, HELLO_LEN, Purpose, Status};
+use uccl_wire::flow::{
+    FlowHello, FlowWelcome, Purpose, Status,
+    greeting::{self, Callee, CalleeStep, MOST_GREETING},
+};
 
 use super::Poller;
 use crate::{
     error::Peer,
+    flows::random,
     port::Mail,
     shared::FlowsState,
     sink::Sink,
@@ -46,7 +50,8 @@ const FIRST: u64 = 2;
 struct Stranger {
     stream: TcpStream,
     addr: SocketAddr,
-    hello: [u8; HELLO_LEN],
+    callee: Callee,
+    bytes: [u8; MOST_GREETING],
     filled: usize,
     since: Instant,
     number: u64,
@@ -176,8 +181,10 @@ impl Greeter {
         self.next += 1;
         self.poller.add(&stream, token, EventFlags::IN)?;
         let since = Instant::now();
-        let hello = [0; HELLO_LEN];
-        let stranger = Stranger { stream, addr, hello, filled: 0, since, number: token };
+        let random = random().map_err(io::Error::other)?;
+        let callee = Callee::new(self.shared.settings.psk.clone(), random);
+        let bytes = [0; MOST_GREETING];
+        let stranger = Stranger { stream, addr, callee, bytes, filled: 0, since, number: token };
         self.strangers.insert(token, stranger);
         self.order.push_back(token);
         Ok(())
@@ -191,7 +198,8 @@ impl Greeter {
 
     fn hear(&mut self, token: u64) {
         let Some(stranger) = self.strangers.get_mut(&token) else { return };
-        let span = Span::of_mut(&mut stranger.hello).after(stranger.filled);
+        let needed = stranger.callee.needed();
+        let span = Span::of_mut(&mut stranger.bytes[..needed]).after(stranger.filled);
         // SAFETY: the rest of the greeting's own bytes, which nothing else uses here.
         match unsafe { socket::recv(&stranger.stream, &[span]) } {
             Ok(None) => {}
@@ -199,54 +207,76 @@ impl Greeter {
             Err(error) => self.refuse(token, &error.to_string()),
             Ok(Some(count)) => {
                 stranger.filled += count;
-                if stranger.filled == HELLO_LEN {
-                    self.greet(token);
+                if stranger.filled == needed {
+                    self.go_on(token);
                 }
             }
         }
     }
 
-    fn greet(&mut self, token: u64) {
+    /// A part of a greeting has come.
+    fn go_on(&mut self, token: u64) {
+        let Some(stranger) = self.strangers.get_mut(&token) else { return };
+        match stranger.callee.feed(&stranger.bytes[..stranger.filled]) {
+            // The rest follows, perhaps with an event of its own.
+            Ok(CalleeStep::More) => self.hear(token),
+            Ok(CalleeStep::Send(bytes)) => {
+                stranger.filled = 0;
+                if let Err(error) = send(&stranger.stream, &bytes) {
+                    self.refuse(token, &error);
+                }
+            }
+            Ok(CalleeStep::Hello(hello)) => self.greet(token, &hello),
+            Err(error) => {
+                if let Some(bytes) = greeting::refusal(&error, self.shared.instance)
+                    && let Err(error) = send(&stranger.stream, &bytes)
+                {
+                    tracing::debug!("a stream that is refused hears nothing of it: {error}");
+                }
+                self.refuse(token, &error.to_string());
+            }
+        }
+    }
+
+    fn greet(&mut self, token: u64, hello: &FlowHello) {
         let Some(stranger) = self.strangers.remove(&token) else { return };
         let addr = stranger.addr;
-        if let Err(reason) = self.place(stranger) {
+        if let Err(reason) = self.place(stranger, hello) {
             tracing::warn!("a stream from {addr} is refused: {reason}");
         }
     }
 
     /// Gives a stream that has greeted to its flow or listener.
-    fn place(&self, stranger: Stranger) -> Result<(), String> {
-        let hello = FlowHello::decode(&stranger.hello).map_err(|error| error.to_string())?;
+    fn place(&self, stranger: Stranger, hello: &FlowHello) -> Result<(), String> {
         self.poller.remove(&stranger.stream).map_err(|error| error.to_string())?;
         match hello.purpose {
-            Purpose::Flow => self.place_flow(stranger, &hello),
+            Purpose::Flow => self.place_flow(stranger, hello),
             Purpose::Bulk if hello.key == self.shared.key => {
-                self.answer(&stranger.stream, Status::Taken)?;
-                self.place_bulk(stranger, &hello);
+                self.answer(&stranger, Status::Taken)?;
+                self.place_bulk(stranger, hello);
                 Ok(())
             }
-            Purpose::Resume if hello.key == self.shared.key => self.place_resumed(stranger, &hello),
+            Purpose::Resume if hello.key == self.shared.key => self.place_resumed(stranger, hello),
             Purpose::Bulk | Purpose::Resume => {
-                self.answer(&stranger.stream, Status::UnknownKey)?;
+                self.answer(&stranger, Status::UnknownKey)?;
                 Err("its key is not this process's".into())
             }
         }
     }
 
     fn place_flow(&self, stranger: Stranger, hello: &FlowHello) -> Result<(), String> {
-        let Stranger { stream, addr, .. } = stranger;
         // A listener that closes meanwhile would not see the flow: it waits for this.
         let listeners = self.shared.listeners.lock();
         let Some(arrivals) = listeners.get(&hello.key) else {
-            self.answer(&stream, Status::UnknownKey)?;
+            self.answer(&stranger, Status::UnknownKey)?;
             return Err("its key is unknown: another job's handle, or a closed listener's".into());
         };
         if arrivals.is_full() || !CHUNK_LENS.contains(&hello.chunk_len) {
-            self.answer(&stream, Status::Full)?;
+            self.answer(&stranger, Status::Full)?;
             return Err("too many connections wait for accept, or its chunks are too long".into());
         }
         let device = arrivals.device().to_owned();
-        let peer = Peer { instance: hello.instance, addr: Some(addr), device };
+        let peer = Peer { instance: hello.instance, addr: Some(stranger.addr), device };
         let mut sinks = self.shared.sinks.write();
         if let Some(sink) = sinks.get(&hello.flow) {
             // The peer has not heard the answer, and asks again.
@@ -257,13 +287,13 @@ impl Greeter {
             if state.received > 0 {
                 return Err("its flow has another stream".into());
             }
-            self.answer(&stream, Status::Taken)?;
-            state.stream = Some(stream);
+            self.answer(&stranger, Status::Taken)?;
+            state.stream = Some(stranger.stream);
             return Ok(());
         }
-        self.answer(&stream, Status::Taken)?;
+        self.answer(&stranger, Status::Taken)?;
         self.shared.visitors.lock().add(hello.instance);
-        let sink = Sink::new(stream, peer, hello.flow, hello.chunk_len);
+        let sink = Sink::new(stranger.stream, peer, hello.flow, hello.chunk_len);
         sinks.insert(hello.flow, Arc::clone(&sink));
         drop(sinks);
         arrivals.push(sink);
@@ -275,17 +305,17 @@ impl Greeter {
         let sink = self.shared.sinks.read().get(&hello.flow).cloned();
         let sink = sink.filter(|sink| sink.peer.instance == hello.instance);
         let Some(sink) = sink else {
-            self.answer(&stranger.stream, Status::UnknownFlow)?;
+            self.answer(&stranger, Status::UnknownFlow)?;
             return Err("its flow is not known, or has ended".into());
         };
         let mut state = sink.state.lock();
         if state.failure.is_some() {
-            return self.answer(&stranger.stream, Status::UnknownFlow);
+            return self.answer(&stranger, Status::UnknownFlow);
         }
         if hello.chunk_len <= state.round {
             return Err("a later stream has taken its place".into());
         }
-        self.welcome(&stranger.stream, Status::Taken, state.received)?;
+        self.welcome(&stranger, Status::Taken, state.received)?;
         self.shared.visitors.lock().hear(hello.instance);
         state.round = hello.chunk_len;
         state.stream = Some(stranger.stream);
@@ -299,20 +329,24 @@ impl Greeter {
         worker.send(Mail::InboundStream { stream: stranger.stream, instance: hello.instance });
     }
 
-    /// A fresh socket has room for this answer.
-    fn answer(&self, stream: &TcpStream, status: Status) -> Result<(), String> {
-        self.welcome(stream, status, 0)
+    fn answer(&self, stranger: &Stranger, status: Status) -> Result<(), String> {
+        self.welcome(stranger, status, 0)
     }
 
-    fn welcome(&self, stream: &TcpStream, status: Status, received: u64) -> Result<(), String> {
+    fn welcome(&self, stranger: &Stranger, status: Status, received: u64) -> Result<(), String> {
         let (key, instance) = (self.shared.key, self.shared.instance);
         let key = if status == Status::Taken { key } else { [0; 16] };
-        let bytes = FlowWelcome { status, key, instance, received }.encode();
-        // SAFETY: the bytes live through the call.
-        match unsafe { socket::send(stream, &[Span::of(&bytes)]) } {
-            Ok(Some(count)) if count == bytes.len() => Ok(()),
-            Ok(_) => Err("it does not take the answer".into()),
-            Err(error) => Err(error.to_string()),
-        }
+        let welcome = FlowWelcome { status, key, instance, received };
+        send(&stranger.stream, &stranger.callee.answer(&welcome))
+    }
+}
+
+/// A fresh socket has room for a part of a greeting.
+fn send(stream: &TcpStream, bytes: &[u8]) -> Result<(), String> {
+    // SAFETY: the bytes live through the call.
+    match unsafe { socket::send(stream, &[Span::of(bytes)]) } {
+        Ok(Some(count)) if count == bytes.len() => Ok(()),
+        Ok(_) => Err("it does not take the answer".into()),
+        Err(error) => Err(error.to_string()),
     }
 }
