@@ -54,7 +54,7 @@ impl Attempt {
     /// has ended there.
     pub(crate) fn step(
         &mut self,
-        greeting: &Greeting<'_>,
+        introduction: &Introduction<'_>,
         may_greet: bool,
     ) -> io::Result<Option<FlowWelcome>> {
         let patience = if self.has_greeted() { ANSWER } else { SILENCE };
@@ -67,7 +67,8 @@ impl Attempt {
             }
             let mut random = [0; RANDOM_LEN];
             getrandom::fill(&mut random).map_err(io::Error::other)?;
-            let (caller, bytes) = Caller::new(greeting.psk.cloned(), &greeting.hello, random);
+            let (caller, bytes) =
+                Caller::new(introduction.psk.cloned(), &introduction.hello, random);
             self.step = Step::Greet { caller: Box::new(caller), bytes, sent: 0 };
             self.since = Instant::now();
         }
@@ -77,7 +78,7 @@ impl Attempt {
                 None => return Ok(None),
                 Some(CallerStep::Send(bytes)) => self.go_on(bytes),
                 Some(CallerStep::Done(welcome)) => {
-                    return judge(welcome, greeting.instance).map(Some);
+                    return judge(welcome, introduction.instance).map(Some);
                 }
             }
         }
@@ -127,7 +128,7 @@ impl Attempt {
 }
 
 /// The words of a greeting.
-pub(crate) struct Greeting<'a> {
+pub(crate) struct Introduction<'a> {
     pub(crate) hello: FlowHello,
     /// The process that is meant.
     pub(crate) instance: u64,

@@ -8,7 +8,7 @@ use std::{
 use uccl_wire::flow::{FlowHello, Handle, Purpose, Status};
 
 use crate::{
-    attempt::Greeting,
+    attempt::Introduction,
     error::{FlowError, Peer},
     flows::{Flows, random},
     outlet::FlowName,
@@ -71,8 +71,8 @@ impl Connect {
             return Err(FlowError::Closed);
         }
         let psk = self.flows.settings().psk.as_ref();
-        let greeting = Greeting { hello: self.hello, instance: self.handle.instance, psk };
-        if let Some(winner) = self.race.step(&greeting)
+        let introduction = Introduction { hello: self.hello, instance: self.handle.instance, psk };
+        if let Some(winner) = self.race.step(&introduction)
             && winner.welcome.status == Status::Taken
         {
             return self.finish(winner).map(Some);

@@ -12,7 +12,7 @@ use crate::{
     bell::Waker,
     bundle::{Bundle, Outbox, Target},
     error::{FlowError, Peer},
-    keep::Keeping,
+    keep::KeeperPort,
     pairs::Pairs,
     port::{Mail, Port},
     settings::Settings,
@@ -34,7 +34,7 @@ pub(crate) struct FlowsState {
     pub(crate) visitors: Mutex<Visitors>,
     pub(crate) is_stopped: AtomicBool,
     pub(crate) greeter: Waker,
-    pub(crate) keeping: Keeping,
+    pub(crate) keeping: KeeperPort,
     pub(crate) workers: Vec<Arc<Port>>,
     /// Bundles of streams to other processes, by instance.
     pub(crate) bundles: Mutex<HashMap<u64, Arc<Bundle>>>,

@@ -11,7 +11,7 @@ const LOST_US: u64 = 2_000_000;
 /// leave all streams on the first one.
 const SCOUT: usize = 0;
 
-/// What is known of a pair of addresses.
+/// The state of a pair of addresses.
 #[derive(Clone, Copy, Default, Debug)]
 struct Path {
     /// Streams that are open over it, or being opened.
@@ -33,7 +33,7 @@ struct StreamPath {
 }
 
 /// Chooses the pair of addresses for each stream of a bundle: all that answer get as many, and a
-/// stream whose pair is cut off waits for it while others are open, so that each link has its
+/// stream waits for its pair, which may be cut off, while others are open, so that each link has its
 /// streams again as soon as it is back.
 pub(crate) struct Paths {
     paths: Vec<Path>,

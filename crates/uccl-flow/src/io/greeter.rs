@@ -15,13 +15,12 @@ use std::{
 use rustix::event::epoll::EventFlags;
 use uccl_wire::flow::{
     FlowHello, FlowWelcome, Purpose, Status,
-    greeting::{self, Callee, CalleeStep, MOST_GREETING},
+    greeting::{self, Callee, CalleeStep, MOST_GREETING, RANDOM_LEN},
 };
 
 use super::Poller;
 use crate::{
     error::Peer,
-    flows::random,
     port::Mail,
     shared::FlowsState,
     sink::Sink,
@@ -181,7 +180,8 @@ impl Greeter {
         self.next += 1;
         self.poller.add(&stream, token, EventFlags::IN)?;
         let since = Instant::now();
-        let random = random().map_err(io::Error::other)?;
+        let mut random = [0; RANDOM_LEN];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
         let callee = Callee::new(self.shared.settings.psk.clone(), random);
         let bytes = [0; MOST_GREETING];
         let stranger = Stranger { stream, addr, callee, bytes, filled: 0, since, number: token };

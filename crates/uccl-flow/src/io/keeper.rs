@@ -13,7 +13,7 @@ use uccl_wire::flow::{FlowHello, Purpose, Status};
 
 use super::Poller;
 use crate::{
-    attempt::Greeting,
+    attempt::Introduction,
     bundle::Answer,
     core::{Step, Watch, WatchParams, WatchView},
     keep::KeptFlow,
@@ -195,7 +195,7 @@ impl WatchedFlow {
             Race::new(target.pairs.routes.clone())
         });
         let psk = shared.settings.psk.as_ref();
-        let winner = race.step(&Greeting { hello, instance: target.peer.instance, psk });
+        let winner = race.step(&Introduction { hello, instance: target.peer.instance, psk });
         let mut state = state.lock();
         match winner {
             Some(winner) if winner.welcome.status == Status::Taken => {

@@ -13,7 +13,7 @@ use uccl_wire::flow::{FlowHello, Purpose};
 
 use super::{Poller, incoming::InboundStream, outgoing::OutboundStream};
 use crate::{
-    attempt::{Attempt, Greeting},
+    attempt::{Attempt, Introduction},
     bundle::Bundle,
     port::{Mail, Port},
     shared::FlowsState,
@@ -252,8 +252,8 @@ impl StreamAttempt {
         };
         let Some(attempt) = &mut self.attempt else { return Ok(None) };
         let instance = self.bundle.target.peer.instance;
-        let greeting = Greeting { hello, instance, psk: shared.settings.psk.as_ref() };
-        if attempt.step(&greeting, true)?.is_none() {
+        let introduction = Introduction { hello, instance, psk: shared.settings.psk.as_ref() };
+        if attempt.step(&introduction, true)?.is_none() {
             return Ok(None);
         }
         let Some(attempt) = self.attempt.take() else { return Ok(None) };
