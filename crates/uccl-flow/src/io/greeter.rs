@@ -7,23 +7,22 @@ use std::{
     collections::{HashMap, VecDeque},
     io,
     net::{SocketAddr, TcpListener, TcpStream},
-    ops::RangeInclusive,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use rustix::event::epoll::EventFlags;
 use uccl_wire::flow::{
-    FlowHello, FlowWelcome, Purpose, Status,
+    FlowHello,
     greeting::{self, Callee, CalleeStep, MOST_GREETING, RANDOM_LEN},
 };
 
-use super::Poller;
+use super::{
+    Poller,
+    usher::{Stranger, Usher, send},
+};
 use crate::{
-    error::Peer,
-    port::Mail,
     shared::FlowsState,
-    sink::Sink,
     socket::{self, Span},
 };
 
@@ -37,27 +36,13 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The longest time between two looks at the signs of life of peers.
 const MOST_CHECK_PAUSE: Duration = Duration::from_millis(500);
 
-/// The longest chunk of a peer, and all lengths that they may have.
-pub(super) const MOST_CHUNK_LEN: u64 = 4 << 20;
-const CHUNK_LENS: RangeInclusive<u64> = 4 << 10..=MOST_CHUNK_LEN;
-
 const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST: u64 = 2;
 
-/// A stream that has not greeted yet.
-struct Stranger {
-    stream: TcpStream,
-    addr: SocketAddr,
-    callee: Callee,
-    bytes: [u8; MOST_GREETING],
-    filled: usize,
-    since: Instant,
-    number: u64,
-}
-
 pub(crate) struct Greeter {
     shared: Arc<FlowsState>,
+    usher: Usher,
     listener: TcpListener,
     poller: Poller,
     strangers: HashMap<u64, Stranger>,
@@ -76,6 +61,7 @@ impl Greeter {
         poller.add(&shared.greeter, WAKER, EventFlags::IN)?;
         poller.add(&listener, LISTENER, EventFlags::IN)?;
         Ok(Self {
+            usher: Usher(Arc::clone(&shared)),
             shared,
             listener,
             poller,
@@ -241,112 +227,9 @@ impl Greeter {
     fn greet(&mut self, token: u64, hello: &FlowHello) {
         let Some(stranger) = self.strangers.remove(&token) else { return };
         let addr = stranger.addr;
-        if let Err(reason) = self.place(stranger, hello) {
+        let freed = self.poller.remove(&stranger.stream).map_err(|error| error.to_string());
+        if let Err(reason) = freed.and_then(|()| self.usher.place(stranger, hello)) {
             tracing::warn!("a stream from {addr} is refused: {reason}");
         }
-    }
-
-    /// Gives a stream that has greeted to its flow or listener.
-    fn place(&self, stranger: Stranger, hello: &FlowHello) -> Result<(), String> {
-        self.poller.remove(&stranger.stream).map_err(|error| error.to_string())?;
-        match hello.purpose {
-            Purpose::Flow => self.place_flow(stranger, hello),
-            Purpose::Bulk if hello.key == self.shared.key => {
-                self.answer(&stranger, Status::Taken)?;
-                self.place_bulk(stranger, hello);
-                Ok(())
-            }
-            Purpose::Resume if hello.key == self.shared.key => self.place_resumed(stranger, hello),
-            Purpose::Bulk | Purpose::Resume => {
-                self.answer(&stranger, Status::UnknownKey)?;
-                Err("its key is not this process's".into())
-            }
-        }
-    }
-
-    fn place_flow(&self, stranger: Stranger, hello: &FlowHello) -> Result<(), String> {
-        // A listener that closes meanwhile would not see the flow: it waits for this.
-        let listeners = self.shared.listeners.lock();
-        let Some(arrivals) = listeners.get(&hello.key) else {
-            self.answer(&stranger, Status::UnknownKey)?;
-            return Err("its key is unknown: another job's handle, or a closed listener's".into());
-        };
-        if arrivals.is_full() || !CHUNK_LENS.contains(&hello.chunk_len) {
-            self.answer(&stranger, Status::Full)?;
-            return Err("too many connections wait for accept, or its chunks are too long".into());
-        }
-        let device = arrivals.device().to_owned();
-        let peer = Peer { instance: hello.instance, addr: Some(stranger.addr), device };
-        let mut sinks = self.shared.sinks.write();
-        if let Some(sink) = sinks.get(&hello.flow) {
-            // The peer has not heard the answer, and asks again.
-            if sink.peer.instance != hello.instance {
-                return Err("another process has a flow of that name".into());
-            }
-            let mut state = sink.state.lock();
-            if state.received > 0 {
-                return Err("its flow has another stream".into());
-            }
-            self.answer(&stranger, Status::Taken)?;
-            state.stream = Some(stranger.stream);
-            return Ok(());
-        }
-        self.answer(&stranger, Status::Taken)?;
-        self.shared.visitors.lock().add(hello.instance);
-        let sink = Sink::new(stranger.stream, peer, hello.flow, hello.chunk_len);
-        sinks.insert(hello.flow, Arc::clone(&sink));
-        drop(sinks);
-        arrivals.push(sink);
-        Ok(())
-    }
-
-    /// Gives a flow another own stream.
-    fn place_resumed(&self, stranger: Stranger, hello: &FlowHello) -> Result<(), String> {
-        let sink = self.shared.sinks.read().get(&hello.flow).cloned();
-        let sink = sink.filter(|sink| sink.peer.instance == hello.instance);
-        let Some(sink) = sink else {
-            self.answer(&stranger, Status::UnknownFlow)?;
-            return Err("its flow is not known, or has ended".into());
-        };
-        let mut state = sink.state.lock();
-        if state.failure.is_some() {
-            return self.answer(&stranger, Status::UnknownFlow);
-        }
-        if hello.chunk_len <= state.round {
-            return Err("a later stream has taken its place".into());
-        }
-        self.welcome(&stranger, Status::Taken, state.received)?;
-        self.shared.visitors.lock().hear(hello.instance);
-        state.round = hello.chunk_len;
-        state.stream = Some(stranger.stream);
-        Ok(())
-    }
-
-    fn place_bulk(&self, stranger: Stranger, hello: &FlowHello) {
-        self.shared.visitors.lock().hear(hello.instance);
-        let workers = &self.shared.workers;
-        let worker = &workers[(stranger.number % workers.len() as u64) as usize];
-        worker.send(Mail::InboundStream { stream: stranger.stream, instance: hello.instance });
-    }
-
-    fn answer(&self, stranger: &Stranger, status: Status) -> Result<(), String> {
-        self.welcome(stranger, status, 0)
-    }
-
-    fn welcome(&self, stranger: &Stranger, status: Status, received: u64) -> Result<(), String> {
-        let (key, instance) = (self.shared.key, self.shared.instance);
-        let key = if status == Status::Taken { key } else { [0; 16] };
-        let welcome = FlowWelcome { status, key, instance, received };
-        send(&stranger.stream, &stranger.callee.answer(&welcome))
-    }
-}
-
-/// A fresh socket has room for a part of a greeting.
-fn send(stream: &TcpStream, bytes: &[u8]) -> Result<(), String> {
-    // SAFETY: the bytes live through the call.
-    match unsafe { socket::send(stream, &[Span::of(bytes)]) } {
-        Ok(Some(count)) if count == bytes.len() => Ok(()),
-        Ok(_) => Err("it does not take the answer".into()),
-        Err(error) => Err(error.to_string()),
     }
 }
