@@ -3,7 +3,7 @@
 /// The pause after the first failure of a pair, in microseconds. It doubles with each further one.
 const PAUSE_US: u64 = 100_000;
 /// The longest pause of a pair that has answered, and of one that has not.
-const MOST_PAUSE_US: u64 = 200_000;
+const MOST_PAUSE_US: u64 = 100_000;
 const MOST_STRANGE_PAUSE_US: u64 = 5_000_000;
 /// One stream tries other pairs than its own when none has been open for this time.
 const LOST_US: u64 = 2_000_000;
