@@ -6,7 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_wire::flow::{FlowHello, FlowWelcome, HELLO_LEN, Status, WELCOME_LEN};
+use uccl_wire::{
+    flow::{
+        FlowHello, FlowWelcome, Status,
+        greeting::{Caller, CallerStep, MOST_GREETING, RANDOM_LEN},
+    },
+    handshake::Psk,
+};
 
 use crate::socket::{self, Span};
 
@@ -29,8 +35,8 @@ pub(crate) struct Attempt {
 
 enum Step {
     Connect,
-    Greet { hello: [u8; HELLO_LEN], sent: usize },
-    Hear { welcome: [u8; WELCOME_LEN], filled: usize },
+    Greet { caller: Box<Caller>, bytes: Vec<u8>, sent: usize },
+    Hear { caller: Box<Caller>, bytes: [u8; MOST_GREETING], filled: usize },
 }
 
 impl Attempt {
@@ -48,8 +54,7 @@ impl Attempt {
     /// has ended there.
     pub(crate) fn step(
         &mut self,
-        hello: &FlowHello,
-        instance: u64,
+        introduction: &Introduction<'_>,
         may_greet: bool,
     ) -> io::Result<Option<FlowWelcome>> {
         let patience = if self.has_greeted() { ANSWER } else { SILENCE };
@@ -60,39 +65,83 @@ impl Attempt {
             if !socket::is_connected(&self.stream)? || !may_greet {
                 return Ok(None);
             }
-            let hello = hello.encode();
-            (self.step, self.since) = (Step::Greet { hello, sent: 0 }, Instant::now());
+            let mut random = [0; RANDOM_LEN];
+            getrandom::fill(&mut random).map_err(io::Error::other)?;
+            let (caller, bytes) =
+                Caller::new(introduction.psk.cloned(), &introduction.hello, random);
+            self.step = Step::Greet { caller: Box::new(caller), bytes, sent: 0 };
+            self.since = Instant::now();
         }
-        if let Step::Greet { hello, sent } = &mut self.step {
-            // SAFETY: the bytes live through the call.
-            let count = unsafe { socket::send(&self.stream, &[Span::of(hello).after(*sent)]) }?;
-            *sent += count.unwrap_or(0);
-            if *sent < HELLO_LEN {
-                return Ok(None);
+        loop {
+            self.send()?;
+            match self.hear()? {
+                None => return Ok(None),
+                Some(CallerStep::Send(bytes)) => self.go_on(bytes),
+                Some(CallerStep::Done(welcome)) => {
+                    return judge(welcome, introduction.instance).map(Some);
+                }
             }
-            self.step = Step::Hear { welcome: [0; WELCOME_LEN], filled: 0 };
         }
-        let Step::Hear { welcome, filled } = &mut self.step else { return Ok(None) };
-        let span = Span::of_mut(welcome).after(*filled);
+    }
+
+    /// Sends the next part of the greeting.
+    fn send(&mut self) -> io::Result<()> {
+        let Step::Greet { bytes, sent, .. } = &mut self.step else { return Ok(()) };
+        // SAFETY: the bytes live through the call.
+        let count = unsafe { socket::send(&self.stream, &[Span::of(bytes).after(*sent)]) }?;
+        *sent += count.unwrap_or(0);
+        if *sent == bytes.len()
+            && let Step::Greet { caller, .. } = std::mem::replace(&mut self.step, Step::Connect)
+        {
+            self.step = Step::Hear { caller, bytes: [0; MOST_GREETING], filled: 0 };
+        }
+        Ok(())
+    }
+
+    /// Hears the next part of the answer.
+    fn hear(&mut self) -> io::Result<Option<CallerStep>> {
+        let Step::Hear { caller, bytes, filled } = &mut self.step else { return Ok(None) };
+        let needed = caller.needed();
+        let span = Span::of_mut(&mut bytes[..needed]).after(*filled);
         // SAFETY: the rest of the answer's own bytes, which nothing else uses.
         match unsafe { socket::recv(&self.stream, &[span]) }? {
             None => return Ok(None),
+            Some(0) if caller.has_proved() => {
+                return Err(io::Error::other(
+                    "it closes the stream: its pre-shared key is another",
+                ));
+            }
             Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Some(count) => *filled += count,
         }
-        if *filled < WELCOME_LEN {
+        if *filled < needed {
             return Ok(None);
         }
-        let welcome = FlowWelcome::decode(welcome).map_err(io::Error::other)?;
-        match welcome.status {
-            Status::Taken | Status::UnknownFlow if welcome.instance == instance => {
-                Ok(Some(welcome))
-            }
-            Status::Taken | Status::UnknownFlow | Status::UnknownKey => {
-                Err(io::Error::other("another process listens there, or its listener is closed"))
-            }
-            Status::Full => Err(io::Error::other("too many connections wait there")),
-            Status::NeedsSecret => Err(io::Error::other("it wants a pre-shared key")),
+        caller.feed(&bytes[..needed]).map(Some).map_err(io::Error::other)
+    }
+
+    fn go_on(&mut self, bytes: Vec<u8>) {
+        if let Step::Hear { caller, .. } = std::mem::replace(&mut self.step, Step::Connect) {
+            self.step = Step::Greet { caller, bytes, sent: 0 };
         }
+    }
+}
+
+/// The words of a greeting.
+pub(crate) struct Introduction<'a> {
+    pub(crate) hello: FlowHello,
+    /// The process that is meant.
+    pub(crate) instance: u64,
+    pub(crate) psk: Option<&'a Psk>,
+}
+
+fn judge(welcome: FlowWelcome, instance: u64) -> io::Result<FlowWelcome> {
+    match welcome.status {
+        Status::Taken | Status::UnknownFlow if welcome.instance == instance => Ok(welcome),
+        Status::Taken | Status::UnknownFlow | Status::UnknownKey => {
+            Err(io::Error::other("another process listens there, or its listener is closed"))
+        }
+        Status::Full => Err(io::Error::other("too many connections wait there")),
+        Status::NeedsSecret => Err(io::Error::other("only one of the ends has a pre-shared key")),
     }
 }

@@ -8,6 +8,7 @@ use std::{
 use uccl_wire::flow::{FlowHello, Handle, Purpose, Status};
 
 use crate::{
+    attempt::Introduction,
     error::{FlowError, Peer},
     flows::{Flows, random},
     outlet::FlowName,
@@ -69,7 +70,9 @@ impl Connect {
         if self.is_done {
             return Err(FlowError::Closed);
         }
-        if let Some(winner) = self.race.step(&self.hello, self.handle.instance)
+        let psk = self.flows.settings().psk.as_ref();
+        let introduction = Introduction { hello: self.hello, instance: self.handle.instance, psk };
+        if let Some(winner) = self.race.step(&introduction)
             && winner.welcome.status == Status::Taken
         {
             return self.finish(winner).map(Some);

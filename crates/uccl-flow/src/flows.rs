@@ -19,7 +19,7 @@ use crate::{
     counters::{PeerCounters, Totals},
     error::FlowError,
     io::{greeter::Greeter, keeper::Keeper, worker::Worker},
-    keep::Keeping,
+    keep::KeeperPort,
     port::Port,
     settings::{Device, Settings},
     shared::FlowsState,
@@ -75,7 +75,7 @@ impl Flows {
             listeners: Mutex::default(),
             is_stopped: AtomicBool::new(false),
             greeter: Waker::new().map_err(FlowError::system("eventfd"))?,
-            keeping: Keeping::new().map_err(FlowError::system("eventfd"))?,
+            keeping: KeeperPort::new().map_err(FlowError::system("eventfd"))?,
             settings,
         });
         let greeter = Greeter::new(Arc::clone(&shared), listener)

@@ -5,6 +5,7 @@ mod incoming;
 pub(crate) mod keeper;
 mod outgoing;
 mod poller;
+mod usher;
 pub(crate) mod worker;
 
 use poller::Poller;

@@ -24,13 +24,13 @@ pub(crate) struct KeptFlow {
 }
 
 /// The way to the thread.
-pub(crate) struct Keeping {
+pub(crate) struct KeeperPort {
     pub(crate) waker: Waker,
     arrivals: Mutex<Vec<KeptFlow>>,
     is_stopped: AtomicBool,
 }
 
-impl Keeping {
+impl KeeperPort {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             waker: Waker::new()?,

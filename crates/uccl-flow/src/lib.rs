@@ -56,7 +56,10 @@ pub use recv::{Buffer, RecvFlow};
 pub use send::SendFlow;
 pub use settings::{Device, Settings};
 pub use slots::{MAX_OUTSTANDING, Slot};
-pub use uccl_wire::flow::{HANDLE_LEN, Handle};
+pub use uccl_wire::{
+    flow::{HANDLE_LEN, Handle},
+    handshake::Psk,
+};
 
 /// The most buffers of one receive.
 pub const MAX_GROUP: usize = 1;

@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_wire::flow::{FlowHello, FlowWelcome};
+use uccl_wire::flow::FlowWelcome;
 
-use crate::attempt::{Attempt, Route};
+use crate::attempt::{Attempt, Introduction, Route};
 
 /// Each attempt begins so much later than the one before, unless that has failed.
 const STAGGER: Duration = Duration::from_millis(50);
@@ -52,7 +52,7 @@ impl Race {
     }
 
     /// Goes on as far as it can; the stream, once the process has answered.
-    pub(crate) fn step(&mut self, hello: &FlowHello, instance: u64) -> Option<Winner> {
+    pub(crate) fn step(&mut self, introduction: &Introduction<'_>) -> Option<Winner> {
         let now = Instant::now();
         self.start(now);
         let mut at = 0;
@@ -60,7 +60,7 @@ impl Race {
         while at < self.attempts.len() {
             let may_greet = speaker.is_none_or(|speaker| speaker == at);
             let attempt = &mut self.attempts[at];
-            let result = attempt.step(hello, instance, may_greet);
+            let result = attempt.step(introduction, may_greet);
             if attempt.has_greeted() {
                 speaker = Some(at);
             }

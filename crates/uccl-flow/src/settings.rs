@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
+use uccl_wire::handshake::Psk;
+
 /// A network device: the addresses of an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Device {
@@ -35,6 +37,8 @@ pub struct Settings {
     /// The longest time for which a peer may be out of reach while something is outstanding. Also
     /// the longest time that a connection may take.
     pub limit: Duration,
+    /// A secret that every peer must prove to have, for each stream. Their bytes are not encrypted.
+    pub psk: Option<Psk>,
 }
 
 impl Default for Settings {
@@ -49,6 +53,7 @@ impl Default for Settings {
             chunk_len: 128 << 10,
             spin: Duration::from_micros(if cpus >= 8 { 50 } else { 0 }),
             limit: Duration::from_secs(10),
+            psk: None,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     bundle::{Bundle, Outbox, Target},
     counters::Totals,
     error::{FlowError, Peer},
-    keep::Keeping,
+    keep::KeeperPort,
     pairs::Pairs,
     port::{Mail, Port},
     settings::Settings,
@@ -38,7 +38,7 @@ pub(crate) struct FlowsState {
     pub(crate) visitors: Mutex<Visitors>,
     pub(crate) is_stopped: AtomicBool,
     pub(crate) greeter: Waker,
-    pub(crate) keeping: Keeping,
+    pub(crate) keeping: KeeperPort,
     pub(crate) workers: Vec<Arc<Port>>,
     /// Bundles of streams to other processes, by instance.
     pub(crate) bundles: Mutex<HashMap<u64, Arc<Bundle>>>,

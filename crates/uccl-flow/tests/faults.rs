@@ -73,10 +73,9 @@ fn a_peer_that_was_cut_off_goes_on() {
 fn small_messages_outlive_their_streams() {
     let (one, two) = ends();
     let (flow, relay) = relayed(&one, &two);
-    let mut lines = 0;
+    let lines = relay.lines().len();
     exchange(&flow, (3000, 1000), |turn| {
         if turn % 300 == 7 {
-            lines = relay.lines().len();
             relay.lines().iter().for_each(|line| line.is_dead.store(true, Ordering::Relaxed));
         }
     });

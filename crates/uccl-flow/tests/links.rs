@@ -15,13 +15,13 @@ const LIMIT: Duration = Duration::from_secs(12);
 const CUT: Duration = Duration::from_secs(3);
 
 /// The flows of each host, with all addresses given, and a flow between them.
-struct Joined {
+struct Pair {
     flow: (SendFlow, RecvFlow),
     sender: Flows,
     _receiver: Flows,
 }
 
-fn joined(hosts: &Hosts, addrs: [&[&str]; 2]) -> Joined {
+fn joined(hosts: &Hosts, addrs: [&[&str]; 2]) -> Pair {
     let [sender, receiver] = [0, 1].map(|host| {
         let parsed = addrs[host].iter().map(|addr| addr.parse::<IpAddr>().expect("an address"));
         let device = Device { name: "all".into(), addrs: parsed.collect() };
@@ -33,10 +33,10 @@ fn joined(hosts: &Hosts, addrs: [&[&str]; 2]) -> Joined {
     let mut connecting = Connect::begin(&sender, listener.handle(), 0).expect("an attempt");
     let send = hosts.on(0, move || until(|| connecting.poll().expect("a connection")));
     let recv = until(|| listener.try_accept().expect("a flow"));
-    Joined { flow: (send, recv), sender, _receiver: receiver }
+    Pair { flow: (send, recv), sender, _receiver: receiver }
 }
 
-impl Joined {
+impl Pair {
     fn wait_for_streams(&self) {
         let streams = self.sender.settings().streams;
         until(|| (self.sender.counters()[0].open_streams == streams).then_some(()));
@@ -58,25 +58,35 @@ fn texts(addrs: &[Vec<String>; 2]) -> [Vec<&str>; 2] {
     [0, 1].map(|host| addrs[host].iter().map(String::as_str).collect())
 }
 
-fn on_links(hosts: &Hosts, count: usize) -> Joined {
+fn on_links(hosts: &Hosts, count: usize) -> Pair {
     let addrs = links(hosts, count);
     let [first, second] = texts(&addrs);
     joined(hosts, [&first, &second])
 }
 
 /// Large and small messages go round while something happens to the links.
-fn busy(joined: &Joined, event: impl FnOnce() + Send) {
+fn busy(joined: &Pair, event: impl FnOnce() + Send) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let end = OnDrop(&is_over);
+        scope.spawn(move || {
+            let _end = end;
             event();
-            is_over.store(true, Ordering::Relaxed);
         });
         while !is_over.load(Ordering::Relaxed) {
             exchange(&joined.flow, (4, 1 << 20), |_| {});
             exchange(&joined.flow, (20, 1000), |_| {});
         }
     });
+}
+
+/// Says that something is over, also after a panic.
+struct OnDrop<'a>(&'a AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Waits until each of these links carries bytes of large messages again.

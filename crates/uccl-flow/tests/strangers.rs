@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::{exchange, pair, pair_by, post_recv, until};
-use uccl_flow::{Flows, Handle, Listener, Settings};
+use uccl_flow::{Connect, Flows, Handle, Listener, Psk, Settings};
 use uccl_wire::flow::{FlowHead, FlowHello, FlowWelcome, HeadKind, Purpose, Status, WELCOME_LEN};
 
 fn flows() -> Flows {
@@ -37,9 +37,9 @@ fn greeted(flows: &Flows, hello: &FlowHello) -> Option<(FlowWelcome, TcpStream)>
 
 #[test]
 fn strangers_hold_up_nobody() {
-    let (one, two) = (flows(), flows());
+    let (one, two) = (with_key("a secret"), with_key("a secret"));
     // Some say nothing, some another protocol's words, some end at once.
-    let silent: Vec<_> = (0..600).map(|_| stranger(&two)).collect();
+    let silent: Vec<_> = (0..1000).map(|_| stranger(&two)).collect();
     for _ in 0..200 {
         let mut stream = stranger(&two);
         stream
@@ -60,6 +60,47 @@ fn keys_of_others_are_refused() {
         let (answer, _) = greeted(&two, &hello).expect("an answer");
         assert_eq!((answer.status, answer.key), (Status::UnknownKey, [0; 16]), "{purpose:?}");
     }
+}
+
+fn with_key(secret: &str) -> Flows {
+    let limit = Duration::from_secs(2);
+    let psk = Psk::new(secret.as_bytes()).ok();
+    Flows::new(Settings { threads: 2, psk, limit, ..Settings::default() }).expect("flows")
+}
+
+#[test]
+fn processes_with_the_same_key_meet_and_others_do_not() {
+    let (one, two) = (with_key("the job's secret"), with_key("the job's secret"));
+    let flow = pair(&one, &two);
+    exchange(&flow, (4, 1 << 20), |_| {});
+    exchange(&flow, (20, 1000), |_| {});
+    let listener = Listener::listen(&two, 0).expect("a listener");
+    for (secret, reason) in
+        [("another", "its pre-shared key is another"), ("", "wants a pre-shared key")]
+    {
+        let other = with_key(secret);
+        let mut connecting = Connect::begin(&other, listener.handle(), 0).expect("an attempt");
+        let error = until(|| connecting.poll().err()).to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    assert!(listener.try_accept().expect("no error").is_none(), "nobody was taken");
+    let open = with_key("");
+    let listener = Listener::listen(&open, 0).expect("a listener");
+    let mut connecting = Connect::begin(&one, listener.handle(), 0).expect("an attempt");
+    let error = until(|| connecting.poll().err()).to_string();
+    assert!(error.contains("shows no pre-shared key"), "{error}");
+}
+
+#[test]
+fn a_handle_alone_is_not_enough_where_there_is_a_key() {
+    let two = with_key("the job's secret");
+    let listener = Listener::listen(&two, 0).expect("a listener");
+    let key = listener.handle().nonce;
+    let hello =
+        FlowHello { purpose: Purpose::Flow, key, instance: 1, flow: 2, chunk_len: 128 << 10 };
+    let (answer, _) = greeted(&two, &hello).expect("an answer");
+    assert_eq!((answer.status, answer.key), (Status::NeedsSecret, [0; 16]));
+    assert!(listener.try_accept().expect("no error").is_none());
 }
 
 #[test]

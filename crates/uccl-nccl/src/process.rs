@@ -110,6 +110,7 @@ impl Core {
             small_max: settings.small_kib.map_or(default.small_max, |kib| kib << 10),
             chunk_len: settings.chunk_kib.map_or(default.chunk_len, |kib| kib << 10),
             limit: settings.timeout,
+            psk: settings.psk.clone(),
             ..default
         })?;
         let core = Self {

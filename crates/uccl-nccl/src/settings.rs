@@ -3,6 +3,7 @@
 use std::{env, net::IpAddr, ops::RangeInclusive, str::FromStr, time::Duration};
 
 use uccl_device::Selection;
+use uccl_flow::Psk;
 
 use crate::fault::Fault;
 
@@ -27,6 +28,8 @@ pub(crate) struct Settings {
     /// KiB of the longest message that NCCL's own thread carries, and of a chunk of a longer one.
     pub(crate) small_kib: Option<usize>,
     pub(crate) chunk_kib: Option<usize>,
+    /// The secret that peers must prove to have.
+    pub(crate) psk: Option<Psk>,
 }
 
 /// Versions of IP.
@@ -78,6 +81,7 @@ impl Settings {
             threads: read(&get, "UCCL_NCCL_THREADS", number(1..=64))?,
             small_kib: read(&get, "UCCL_NCCL_SMALL_KB", number(0..=1024))?,
             chunk_kib: read(&get, "UCCL_CHUNK_SIZE_KB", number(4..=4096))?,
+            psk: get("UCCL_NCCL_PSK").and_then(|secret| Psk::new(secret.as_bytes()).ok()),
         })
     }
 }
@@ -149,6 +153,8 @@ mod tests {
             .interfaces
             .expect("a selection");
         assert_eq!((name, selection.takes("eth0", None)), ("NCCL_SOCKET_IFNAME", true));
+        let secret = with("UCCL_NCCL_PSK", "a secret").expect("a key");
+        assert!(secret.psk.is_some() && !format!("{secret:?}").contains("a secret"));
         assert!(with("NCCL_SOCKET_IFNAME", " ").expect("nothing").interfaces.is_none());
     }
 

@@ -7,20 +7,22 @@ use std::{
     collections::{HashMap, VecDeque},
     io,
     net::{SocketAddr, TcpListener, TcpStream},
-    ops::RangeInclusive,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use rustix::event::epoll::EventFlags;
-use uccl_wire::flow::{FlowHello, FlowWelcome, HELLO_LEN, Purpose, Status};
+use uccl_wire::flow::{
+    FlowHello,
+    greeting::{self, Callee, CalleeStep, MOST_GREETING, RANDOM_LEN},
+};
 
-use super::Poller;
+use super::{
+    Poller,
+    usher::{Stranger, Usher, send},
+};
 use crate::{
-    error::Peer,
-    port::Mail,
     shared::FlowsState,
-    sink::Sink,
     socket::{self, Span},
 };
 
@@ -34,25 +36,13 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The longest time between two looks at the signs of life of peers.
 const MOST_CHECK_PAUSE: Duration = Duration::from_millis(500);
 
-/// The longest chunk of a peer, and all lengths that they may have.
-pub(super) const MOST_CHUNK_LEN: u64 = 4 << 20;
-const CHUNK_LENS: RangeInclusive<u64> = 4 << 10..=MOST_CHUNK_LEN;
-
 const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST: u64 = 2;
 
-/// A stream that has not greeted yet.
-struct Stranger {
-    stream: TcpStream,
-    addr: SocketAddr,
-    hello: [u8; HELLO_LEN],
-    filled: usize,
-    since: Instant,
-}
-
 pub(crate) struct Greeter {
     shared: Arc<FlowsState>,
+    usher: Usher,
     listener: TcpListener,
     poller: Poller,
     strangers: HashMap<u64, Stranger>,
@@ -71,6 +61,7 @@ impl Greeter {
         poller.add(&shared.greeter, WAKER, EventFlags::IN)?;
         poller.add(&listener, LISTENER, EventFlags::IN)?;
         Ok(Self {
+            usher: Usher(Arc::clone(&shared)),
             shared,
             listener,
             poller,
@@ -175,8 +166,11 @@ impl Greeter {
         self.next += 1;
         self.poller.add(&stream, token, EventFlags::IN)?;
         let since = Instant::now();
-        let hello = [0; HELLO_LEN];
-        let stranger = Stranger { stream, addr, hello, filled: 0, since };
+        let mut random = [0; RANDOM_LEN];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let callee = Callee::new(self.shared.settings.psk.clone(), random);
+        let bytes = [0; MOST_GREETING];
+        let stranger = Stranger { stream, addr, callee, bytes, filled: 0, since };
         self.strangers.insert(token, stranger);
         self.order.push_back(token);
         Ok(())
@@ -190,7 +184,8 @@ impl Greeter {
 
     fn hear(&mut self, token: u64) {
         let Some(stranger) = self.strangers.get_mut(&token) else { return };
-        let span = Span::of_mut(&mut stranger.hello).after(stranger.filled);
+        let needed = stranger.callee.needed();
+        let span = Span::of_mut(&mut stranger.bytes[..needed]).after(stranger.filled);
         // SAFETY: the rest of the greeting's own bytes, which nothing else uses here.
         match unsafe { socket::recv(&stranger.stream, &[span]) } {
             Ok(None) => {}
@@ -198,122 +193,43 @@ impl Greeter {
             Err(error) => self.refuse(token, &error.to_string()),
             Ok(Some(count)) => {
                 stranger.filled += count;
-                if stranger.filled == HELLO_LEN {
-                    self.greet(token);
+                if stranger.filled == needed {
+                    self.go_on(token);
                 }
             }
         }
     }
 
-    fn greet(&mut self, token: u64) {
+    /// A part of a greeting has come.
+    fn go_on(&mut self, token: u64) {
+        let Some(stranger) = self.strangers.get_mut(&token) else { return };
+        match stranger.callee.feed(&stranger.bytes[..stranger.filled]) {
+            // The rest follows, perhaps with an event of its own.
+            Ok(CalleeStep::More) => self.hear(token),
+            Ok(CalleeStep::Send(bytes)) => {
+                stranger.filled = 0;
+                if let Err(error) = send(&stranger.stream, &bytes) {
+                    self.refuse(token, &error);
+                }
+            }
+            Ok(CalleeStep::Hello(hello)) => self.greet(token, &hello),
+            Err(error) => {
+                if let Some(bytes) = greeting::refusal(&error, self.shared.instance)
+                    && let Err(error) = send(&stranger.stream, &bytes)
+                {
+                    tracing::debug!("a stream that is refused hears nothing of it: {error}");
+                }
+                self.refuse(token, &error.to_string());
+            }
+        }
+    }
+
+    fn greet(&mut self, token: u64, hello: &FlowHello) {
         let Some(stranger) = self.strangers.remove(&token) else { return };
         let addr = stranger.addr;
-        if let Err(reason) = self.place(stranger) {
+        let freed = self.poller.remove(&stranger.stream).map_err(|error| error.to_string());
+        if let Err(reason) = freed.and_then(|()| self.usher.place(stranger, hello)) {
             tracing::warn!("a stream from {addr} is refused: {reason}");
-        }
-    }
-
-    /// Gives a stream that has greeted to its flow or listener.
-    fn place(&self, stranger: Stranger) -> Result<(), String> {
-        let hello = FlowHello::decode(&stranger.hello).map_err(|error| error.to_string())?;
-        self.poller.remove(&stranger.stream).map_err(|error| error.to_string())?;
-        match hello.purpose {
-            Purpose::Flow => self.place_flow(stranger, &hello),
-            Purpose::Bulk if hello.key == self.shared.key => {
-                self.answer(&stranger.stream, Status::Taken)?;
-                self.place_bulk(stranger, &hello);
-                Ok(())
-            }
-            Purpose::Resume if hello.key == self.shared.key => self.place_resumed(stranger, &hello),
-            Purpose::Bulk | Purpose::Resume => {
-                self.answer(&stranger.stream, Status::UnknownKey)?;
-                Err("its key is not this process's".into())
-            }
-        }
-    }
-
-    fn place_flow(&self, stranger: Stranger, hello: &FlowHello) -> Result<(), String> {
-        let Stranger { stream, addr, .. } = stranger;
-        // A listener that closes meanwhile would not see the flow: it waits for this.
-        let listeners = self.shared.listeners.lock();
-        let Some(arrivals) = listeners.get(&hello.key) else {
-            self.answer(&stream, Status::UnknownKey)?;
-            return Err("its key is unknown: another job's handle, or a closed listener's".into());
-        };
-        if arrivals.is_full() || !CHUNK_LENS.contains(&hello.chunk_len) {
-            self.answer(&stream, Status::Full)?;
-            return Err("too many connections wait for accept, or its chunks are too long".into());
-        }
-        let device = arrivals.device().to_owned();
-        let peer = Peer { instance: hello.instance, addr: Some(addr), device };
-        let mut sinks = self.shared.sinks.write();
-        if let Some(sink) = sinks.get(&hello.flow) {
-            // The peer has not heard the answer, and asks again.
-            if sink.peer.instance != hello.instance {
-                return Err("another process has a flow of that name".into());
-            }
-            let mut state = sink.state.lock();
-            if state.received > 0 {
-                return Err("its flow has another stream".into());
-            }
-            self.answer(&stream, Status::Taken)?;
-            state.stream = Some(stream);
-            return Ok(());
-        }
-        self.answer(&stream, Status::Taken)?;
-        self.shared.visitors.lock().add(hello.instance);
-        let sink = Sink::new(stream, peer, hello.flow, hello.chunk_len);
-        sinks.insert(hello.flow, Arc::clone(&sink));
-        drop(sinks);
-        arrivals.push(sink);
-        Ok(())
-    }
-
-    /// Gives a flow another own stream.
-    fn place_resumed(&self, stranger: Stranger, hello: &FlowHello) -> Result<(), String> {
-        let sink = self.shared.sinks.read().get(&hello.flow).cloned();
-        let sink = sink.filter(|sink| sink.peer.instance == hello.instance);
-        let Some(sink) = sink else {
-            self.answer(&stranger.stream, Status::UnknownFlow)?;
-            return Err("its flow is not known, or has ended".into());
-        };
-        let mut state = sink.state.lock();
-        if state.failure.is_some() {
-            return self.answer(&stranger.stream, Status::UnknownFlow);
-        }
-        if hello.chunk_len <= state.round {
-            return Err("a later stream has taken its place".into());
-        }
-        self.welcome(&stranger.stream, Status::Taken, state.received)?;
-        self.shared.visitors.lock().hear(hello.instance);
-        state.round = hello.chunk_len;
-        state.stream = Some(stranger.stream);
-        Ok(())
-    }
-
-    fn place_bulk(&self, stranger: Stranger, hello: &FlowHello) {
-        self.shared.visitors.lock().hear(hello.instance);
-        let workers = &self.shared.workers;
-        // Streams that different threads of the peer drive are different threads' here, too.
-        let at = hello.flow.wrapping_add(hello.instance) % workers.len() as u64;
-        let worker = &workers[at as usize];
-        worker.send(Mail::InboundStream { stream: stranger.stream, instance: hello.instance });
-    }
-
-    /// A fresh socket has room for this answer.
-    fn answer(&self, stream: &TcpStream, status: Status) -> Result<(), String> {
-        self.welcome(stream, status, 0)
-    }
-
-    fn welcome(&self, stream: &TcpStream, status: Status, received: u64) -> Result<(), String> {
-        let (key, instance) = (self.shared.key, self.shared.instance);
-        let key = if status == Status::Taken { key } else { [0; 16] };
-        let bytes = FlowWelcome { status, key, instance, received }.encode();
-        // SAFETY: the bytes live through the call.
-        match unsafe { socket::send(stream, &[Span::of(&bytes)]) } {
-            Ok(Some(count)) if count == bytes.len() => Ok(()),
-            Ok(_) => Err("it does not take the answer".into()),
-            Err(error) => Err(error.to_string()),
         }
     }
 }

@@ -193,7 +193,7 @@ impl InboundStream {
             self.answer(head.flow);
             return Ok(());
         }
-        if head.kind != HeadKind::Chunk || head.len > super::greeter::MOST_CHUNK_LEN {
+        if head.kind != HeadKind::Chunk || head.len > super::usher::MOST_CHUNK_LEN {
             return Err(format!("{head:?} is no chunk"));
         }
         let sink = self.shared.sinks.read().get(&head.flow).cloned();

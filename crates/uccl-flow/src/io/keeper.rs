@@ -13,6 +13,7 @@ use uccl_wire::flow::{FlowHello, Purpose, Status};
 
 use super::Poller;
 use crate::{
+    attempt::Introduction,
     bundle::Answer,
     core::{Step, Watch, WatchParams, WatchView},
     keep::KeptFlow,
@@ -193,7 +194,8 @@ impl WatchedFlow {
             tracing::info!("a flow to {} loses its stream: {cause}", target.peer);
             Race::new(target.pairs.routes.clone())
         });
-        let winner = race.step(&hello, target.peer.instance);
+        let psk = shared.settings.psk.as_ref();
+        let winner = race.step(&Introduction { hello, instance: target.peer.instance, psk });
         let mut state = state.lock();
         match winner {
             Some(winner) if winner.welcome.status == Status::Taken => {

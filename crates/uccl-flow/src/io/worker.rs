@@ -13,7 +13,7 @@ use uccl_wire::flow::{FlowHello, Purpose};
 
 use super::{Poller, incoming::InboundStream, outgoing::OutboundStream};
 use crate::{
-    attempt::Attempt,
+    attempt::{Attempt, Introduction},
     bundle::Bundle,
     port::{Mail, Port},
     shared::FlowsState,
@@ -260,7 +260,9 @@ impl StreamAttempt {
             chunk_len: shared.settings.chunk_len as u64,
         };
         let Some(attempt) = &mut self.attempt else { return Ok(None) };
-        if attempt.step(&hello, self.bundle.target.peer.instance, true)?.is_none() {
+        let instance = self.bundle.target.peer.instance;
+        let introduction = Introduction { hello, instance, psk: shared.settings.psk.as_ref() };
+        if attempt.step(&introduction, true)?.is_none() {
             return Ok(None);
         }
         let Some(attempt) = self.attempt.take() else { return Ok(None) };

@@ -10,10 +10,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::rank::{NotApplicable, Rank, Registration};
 
-const STRANGERS: usize = 200;
+const STRANGERS: usize = 1000;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) fn strangers(rank: &mut Rank) -> Result<String> {
@@ -27,6 +28,7 @@ pub(super) fn strangers(rank: &mut Rank) -> Result<String> {
     } else {
         let (handle, listen) = started.net.listen(started.context, 0)?;
         let ports = own_listeners()?;
+        allow_descriptors()?;
         let mut open = Vec::new();
         for at in 0..STRANGERS {
             for port in &ports {
@@ -103,6 +105,14 @@ pub(super) fn old_handle(rank: &mut Rank) -> Result<String> {
     started.net.close(comm)?;
     rank.finish(started)?;
     Ok("a closed listener's handle".into())
+}
+
+/// Lets this process have as many descriptors as the system allows: it has both ends of each
+/// stranger's connection.
+fn allow_descriptors() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+        .context("the number of descriptors")
 }
 
 /// The TCP ports that this process listens on.

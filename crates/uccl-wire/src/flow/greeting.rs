@@ -101,6 +101,12 @@ impl Caller {
         }
     }
 
+    /// Whether the proof is on its way. A listener with another key closes the stream then.
+    #[must_use]
+    pub fn has_proved(&self) -> bool {
+        self.theirs.is_some()
+    }
+
     /// Takes [`Caller::needed`] bytes.
     ///
     /// # Errors

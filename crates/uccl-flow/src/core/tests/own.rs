@@ -10,7 +10,7 @@ const LIMIT_US: u64 = 5_000_000;
 const PARAMS: WatchParams = WatchParams { ask_us: 200_000, dead_us: 1_000_000, limit_us: LIMIT_US };
 
 /// A message to one end, and the time of its arrival.
-type Delayed<T> = VecDeque<(u64, T)>;
+type Mailbox<T> = VecDeque<(u64, T)>;
 
 /// Both ends of a flow.
 struct Pair {
@@ -34,8 +34,8 @@ struct Pair {
     /// The receiver's user looks for bytes from time to time.
     looks_us: u64,
     is_dry: bool,
-    asks: Delayed<()>,
-    answers: Delayed<(u64, bool)>,
+    asks: Mailbox<()>,
+    answers: Mailbox<(u64, bool)>,
     replaced: u64,
     has_failed: bool,
 }
@@ -62,8 +62,8 @@ impl Pair {
             received: 0,
             looks_us: 0,
             is_dry: false,
-            asks: Delayed::new(),
-            answers: Delayed::new(),
+            asks: Mailbox::new(),
+            answers: Mailbox::new(),
             replaced: 0,
             has_failed: false,
             rng,
