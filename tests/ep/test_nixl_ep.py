@@ -155,6 +155,30 @@ def test_a_rank_dies_and_a_new_process_takes_its_place(world, when):
     assert group.run(ALL, steps, [1, 2], ALL) == before
 
 
+def test_a_dead_rank_that_nobody_disconnects_is_no_obstacle(world):
+    group = world()
+    started(group, [0, 1])
+    group.tell(1, dies, "before", [0, 1])
+    group.tell(0, survives, 3, [0, 1])
+    group.lose(1)
+    assert group.heard(0) == [0, 1, 1, 1]
+    for new, rest in ((2, [0]), (3, [0, 2])):
+        group.start(new)
+        group.together(join(rest, [new]))
+        there = [*rest, new]
+        assert group.run(there, masks) == [[int(rank not in there) for rank in ALL]] * len(there)
+        group.run(there, steps, [new], there)
+    for text in group.run([0, 2, 3], not_let_in):
+        assert "rank 1" in text and "connect_ranks" in text
+
+
+def not_let_in(here: Here) -> str:
+    with pytest.raises(ValueError) as raised:
+        here.buffer.update_mask_buffer(1, False)
+    here.buffer.clean_mask_buffer()
+    return str(raised.value)
+
+
 def test_ranks_are_staged_while_the_others_go_on(world):
     """vLLM connects new ranks beside its calls, and lets them take part later. A new rank warms up
     alone meanwhile."""
@@ -180,6 +204,58 @@ def alone(here: Here, seeds: list[int]) -> None:
     assert masks(here) == [int(rank != here.rank) for rank in ALL]
     steps(here, seeds, [here.rank])
     let_in(here, others)
+
+
+@pytest.mark.parametrize("world", ["emulated", "gpu"], indirect=True)
+def test_graphs_go_on_with_ranks_that_were_staged(world):
+    """vLLM 0.33 captures graphs on a new worker that is alone, keeps those of the old ones, and
+    repeats both once the new one takes part, with no other call between."""
+    group, old = world(), [0, 1]
+    started(group, old)
+    group.run(old, captures, old)
+    group.run(old, replays, 5, old)
+    group.start(2)
+    group.together(join(old, [2], False))
+    group.run([2], captures_alone)
+    group.run(old, replays, 6, old)
+    group.run(old, let_in, [2])
+    for seed in (7, 8):
+        group.run([0, 1, 2], replays, seed, [0, 1, 2])
+    group.run(old, disconnected, [2])
+    group.leave(2)
+    group.run(old, replays, 9, old)
+
+
+def captures(here: Here, there: list[int]) -> None:
+    """Captures a dispatch and a combine."""
+    from gpu_comers import Graph
+
+    here.state = nixl_ep_ranks.Fixed(here), Graph(here.buffer.runtime)
+    fixed, graph = here.state
+    # Loads what a capture may not. An emulated GPU makes the captured calls, too.
+    fixed.take(0, there)
+    fixed.calls()
+    here.settle()
+    with graph.capture():
+        fixed.calls()
+    here.settle()
+
+
+def captures_alone(here: Here) -> None:
+    others = [rank for rank in ALL[:3] if rank != here.rank]
+    for rank in others:
+        here.buffer.update_mask_buffer(rank, mask=True)
+    captures(here, [here.rank])
+    let_in(here, others)
+
+
+def replays(here: Here, seed: int, there: list[int]) -> None:
+    """Repeats the captured calls with other tokens."""
+    fixed, graph = here.state
+    fixed.take(seed, there)
+    graph.replay()
+    here.settle()
+    fixed.check()
 
 
 def test_a_new_rank_waits_in_its_first_call_until_it_is_let_in(world):
