@@ -321,6 +321,22 @@ def masked_and_cleaned(here: Here) -> None:
     steps(here, [3, 4], ALL)
 
 
+def test_masks_of_the_caller_outlive_a_meeting(world):
+    group = world()
+    started(group, [0, 1])
+    for rank in (0, 1):
+        group.run([rank], masked, 1 - rank)
+    group.start(2)
+    group.together(join([0, 1], [2]))
+    assert group.run([0, 1, 2], masks) == [[0, 1, 0, 1], [1, 0, 0, 1], [0, 0, 0, 1]]
+    group.run([0, 1], let_in, [0, 1])
+    group.run([0, 1, 2], steps, [1], [0, 1, 2])
+
+
+def masked(here: Here, rank: int) -> None:
+    here.buffer.update_mask_buffer(rank, mask=True)
+
+
 def test_waits_are_added_by_rank(world):
     group, there = world(), [0, 1]
     started(group, there)
