@@ -3,8 +3,10 @@ results equal the slow reference bit for bit."""
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -282,6 +284,25 @@ def test_staged_ranks_may_be_given_up(world):
         group.leave(2)
     group.run(old, steps, [1, 2], old)
     assert group.run(old, masks) == [[0, 0, 1, 1]] * 2
+
+
+def test_a_staged_buffer_may_be_dropped(world):
+    group = world()
+    started(group, [0])
+    group.start(1)
+    group.together(join([0], [1], False))
+    group.run([1], dropped)
+    group.run([0], disconnected, [1])
+    group.run([0], steps, [1], [0])
+
+
+def dropped(here: Here) -> None:
+    """Drops the buffer without a word. Its thread ends."""
+    [thread] = [one for one in threading.enumerate() if one.name == "nixl-ep-meeting"]
+    here.buffer = None
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def destroyed(here: Here) -> None:
