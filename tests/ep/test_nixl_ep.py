@@ -3,10 +3,8 @@ results equal the slow reference bit for bit."""
 
 from __future__ import annotations
 
-import gc
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,12 +27,11 @@ from nixl_ep_ranks import (  # noqa: E402
     let_in,
     made,
     masks,
-    step,
     steps,
     survives,
 )
 
-pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("nixl_ep"), pytest.mark.timeout(300)]
 
 ALL = list(range(ROOM))
 
@@ -179,139 +176,6 @@ def not_let_in(here: Here) -> str:
         here.buffer.update_mask_buffer(1, False)
     here.buffer.clean_mask_buffer()
     return str(raised.value)
-
-
-def test_ranks_are_staged_while_the_others_go_on(world):
-    """vLLM connects new ranks beside its calls, and lets them take part later. A new rank warms up
-    alone meanwhile."""
-    group, old = world(), [0, 1]
-    started(group, old)
-    group.start(2, 3)
-    group.together(join(old, [2, 3], False))
-    assert group.run(old, masks) == [[0, 0, 1, 1]] * 2
-    assert group.run([2, 3], masks) == [[0] * ROOM] * 2
-    group.run(old, steps, [1, 2, 3], old)
-    for rank in (2, 3):
-        group.run([rank], alone, [4])
-    group.run(old, let_in, [2, 3])
-    assert group.run(ALL, masks) == [[0] * ROOM] * ROOM
-    group.run(ALL, steps, [5, 6], ALL)
-
-
-def alone(here: Here, seeds: list[int]) -> None:
-    """Calls with all other ranks masked."""
-    others = [rank for rank in ALL if rank != here.rank]
-    for rank in others:
-        here.buffer.update_mask_buffer(rank, mask=True)
-    assert masks(here) == [int(rank != here.rank) for rank in ALL]
-    steps(here, seeds, [here.rank])
-    let_in(here, others)
-
-
-@pytest.mark.parametrize("world", ["emulated", "gpu"], indirect=True)
-def test_graphs_go_on_with_ranks_that_were_staged(world):
-    """vLLM 0.33 captures graphs on a new worker that is alone, keeps those of the old ones, and
-    repeats both once the new one takes part, with no other call between."""
-    group, old = world(), [0, 1]
-    started(group, old)
-    group.run(old, captures, old)
-    group.run(old, replays, 5, old)
-    group.start(2)
-    group.together(join(old, [2], False))
-    group.run([2], captures_alone)
-    group.run(old, replays, 6, old)
-    group.run(old, let_in, [2])
-    for seed in (7, 8):
-        group.run([0, 1, 2], replays, seed, [0, 1, 2])
-    group.run(old, disconnected, [2])
-    group.leave(2)
-    group.run(old, replays, 9, old)
-
-
-def captures(here: Here, there: list[int]) -> None:
-    """Captures a dispatch and a combine."""
-    from gpu_comers import Graph
-
-    here.state = nixl_ep_ranks.Fixed(here), Graph(here.buffer.runtime)
-    fixed, graph = here.state
-    # Loads what a capture may not. An emulated GPU makes the captured calls, too.
-    fixed.take(0, there)
-    fixed.calls()
-    here.settle()
-    with graph.capture():
-        fixed.calls()
-    here.settle()
-
-
-def captures_alone(here: Here) -> None:
-    others = [rank for rank in ALL[:3] if rank != here.rank]
-    for rank in others:
-        here.buffer.update_mask_buffer(rank, mask=True)
-    captures(here, [here.rank])
-    let_in(here, others)
-
-
-def replays(here: Here, seed: int, there: list[int]) -> None:
-    """Repeats the captured calls with other tokens."""
-    fixed, graph = here.state
-    fixed.take(seed, there)
-    graph.replay()
-    here.settle()
-    fixed.check()
-
-
-def test_a_new_rank_waits_in_its_first_call_until_it_is_let_in(world):
-    group, old = world(), [0, 1]
-    started(group, old)
-    group.start(2)
-    group.together(join(old, [2], False))
-    group.tell(2, step, 5, [0, 1, 2])
-    group.run(old, steps, [1, 2, 3], old)
-    group.run(old, let_in, [2])
-    group.run(old, step, 5, [0, 1, 2])
-    group.heard(2)
-
-
-def test_staged_ranks_may_be_given_up(world):
-    """The others disconnect them before they have taken part; new ones come in their place."""
-    group, old = world(), [0, 1]
-    started(group, old)
-    for _ in range(2):
-        group.start(2)
-        group.together(join(old, [2], False))
-        group.run(old, disconnected, [2])
-        group.run([2], destroyed)
-        group.leave(2)
-    group.run(old, steps, [1, 2], old)
-    assert group.run(old, masks) == [[0, 0, 1, 1]] * 2
-
-
-def test_a_staged_buffer_may_be_dropped(world):
-    group = world()
-    started(group, [0])
-    group.start(1)
-    group.together(join([0], [1], False))
-    group.run([1], dropped)
-    group.run([0], disconnected, [1])
-    group.run([0], steps, [1], [0])
-
-
-def dropped(here: Here) -> None:
-    """Drops the buffer without a word. Its thread ends."""
-    [thread] = [one for one in threading.enumerate() if one.name == "nixl-ep-meeting"]
-    here.buffer = None
-    gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def destroyed(here: Here) -> None:
-    """Destroys a buffer; calls say so."""
-    here.buffer.destroy()
-    assert here.buffer.runtime is None
-    with pytest.raises(RuntimeError, match="has been destroyed"):
-        here.buffer.connect_ranks([0])
-    here.buffer.destroy()
 
 
 def test_masks_are_set_and_cleaned(world):
