@@ -264,6 +264,52 @@ def in_all_forms(here: Here, there: list[int], **how: Any) -> None:
             step(here, 10 + form, there, form, has_hook, zero_copy=has_hook, **how)
 
 
+class Fixed:
+    """Tensors at fixed addresses, of as many tokens on each rank, and a dispatch and a combine of
+    them."""
+
+    def __init__(self, here: Here) -> None:
+        import torch
+
+        self._here, count = here, TOKENS
+        self._x, self._out = (
+            moved(here, torch.zeros(count, HIDDEN, dtype=torch.bfloat16)) for _ in range(2)
+        )
+        self._chosen = moved(here, torch.zeros(count, TOP_K, dtype=torch.int64))
+        self._weights = moved(here, torch.zeros(count, TOP_K))
+        self._wanted: Any = None
+
+    def take(self, seed: int, there: list[int]) -> None:
+        """Changes the tensors to inputs for these ranks."""
+        import torch
+
+        here, draw = self._here, torch.Generator().manual_seed(100 * seed + self._here.rank)
+        experts = torch.tensor([rank * LOCAL + nth for rank in there for nth in range(LOCAL)])
+        chosen = experts[torch.randint(len(experts), (TOKENS, TOP_K), generator=draw)]
+        # No token chooses an expert twice.
+        chosen[:, 1:][chosen[:, 1:] == chosen[:, :1]] = -1
+        chosen[:, 2:][chosen[:, 2:] == chosen[:, 1:2]] = -1
+        x = torch.randn(TOKENS, HIDDEN, generator=draw).bfloat16()
+        weights = torch.rand(TOKENS, TOP_K, generator=draw)
+        self._wanted = x.float() * (weights * (chosen >= 0)).sum(1, keepdim=True)
+        here.settle()
+        for tensor, given in ((self._x, x), (self._chosen, chosen), (self._weights, weights)):
+            tensor.copy_(given)
+
+    def calls(self) -> None:
+        """A dispatch and a combine, with room for all ranks."""
+        rows, _, handle, _, _ = self._here.buffer.dispatch(
+            self._x, self._chosen, TOKENS, ROOM * LOCAL, use_fp8=False
+        )
+        self._here.buffer.combine(rows, self._chosen, self._weights, handle, out=self._out)
+
+    def check(self) -> None:
+        """Compares the sums."""
+        import torch
+
+        torch.testing.assert_close(self._out.float().cpu(), self._wanted, rtol=0.02, atol=0.02)
+
+
 def dies(here: Here, when: str, there: list[int]) -> None:
     """Kills this rank's process before a call, or at any moment of calls."""
     if when == "anywhere":

@@ -27,12 +27,11 @@ from nixl_ep_ranks import (  # noqa: E402
     let_in,
     made,
     masks,
-    step,
     steps,
     survives,
 )
 
-pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("nixl_ep"), pytest.mark.timeout(300)]
 
 ALL = list(range(ROOM))
 
@@ -155,66 +154,28 @@ def test_a_rank_dies_and_a_new_process_takes_its_place(world, when):
     assert group.run(ALL, steps, [1, 2], ALL) == before
 
 
-def test_ranks_are_staged_while_the_others_go_on(world):
-    """vLLM connects new ranks beside its calls, and lets them take part later. A new rank warms up
-    alone meanwhile."""
-    group, old = world(), [0, 1]
-    started(group, old)
-    group.start(2, 3)
-    group.together(join(old, [2, 3], False))
-    assert group.run(old, masks) == [[0, 0, 1, 1]] * 2
-    assert group.run([2, 3], masks) == [[0] * ROOM] * 2
-    group.run(old, steps, [1, 2, 3], old)
-    for rank in (2, 3):
-        group.run([rank], alone, [4])
-    group.run(old, let_in, [2, 3])
-    assert group.run(ALL, masks) == [[0] * ROOM] * ROOM
-    group.run(ALL, steps, [5, 6], ALL)
+def test_a_dead_rank_that_nobody_disconnects_is_no_obstacle(world):
+    group = world()
+    started(group, [0, 1])
+    group.tell(1, dies, "before", [0, 1])
+    group.tell(0, survives, 3, [0, 1])
+    group.lose(1)
+    assert group.heard(0) == [0, 1, 1, 1]
+    for new, rest in ((2, [0]), (3, [0, 2])):
+        group.start(new)
+        group.together(join(rest, [new]))
+        there = [*rest, new]
+        assert group.run(there, masks) == [[int(rank not in there) for rank in ALL]] * len(there)
+        group.run(there, steps, [new], there)
+    for text in group.run([0, 2, 3], not_let_in):
+        assert "rank 1" in text and "connect_ranks" in text
 
 
-def alone(here: Here, seeds: list[int]) -> None:
-    """Calls with all other ranks masked."""
-    others = [rank for rank in ALL if rank != here.rank]
-    for rank in others:
-        here.buffer.update_mask_buffer(rank, mask=True)
-    assert masks(here) == [int(rank != here.rank) for rank in ALL]
-    steps(here, seeds, [here.rank])
-    let_in(here, others)
-
-
-def test_a_new_rank_waits_in_its_first_call_until_it_is_let_in(world):
-    group, old = world(), [0, 1]
-    started(group, old)
-    group.start(2)
-    group.together(join(old, [2], False))
-    group.tell(2, step, 5, [0, 1, 2])
-    group.run(old, steps, [1, 2, 3], old)
-    group.run(old, let_in, [2])
-    group.run(old, step, 5, [0, 1, 2])
-    group.heard(2)
-
-
-def test_staged_ranks_may_be_given_up(world):
-    """The others disconnect them before they have taken part; new ones come in their place."""
-    group, old = world(), [0, 1]
-    started(group, old)
-    for _ in range(2):
-        group.start(2)
-        group.together(join(old, [2], False))
-        group.run(old, disconnected, [2])
-        group.run([2], destroyed)
-        group.leave(2)
-    group.run(old, steps, [1, 2], old)
-    assert group.run(old, masks) == [[0, 0, 1, 1]] * 2
-
-
-def destroyed(here: Here) -> None:
-    """Destroys a buffer; calls say so."""
-    here.buffer.destroy()
-    assert here.buffer.runtime is None
-    with pytest.raises(RuntimeError, match="has been destroyed"):
-        here.buffer.connect_ranks([0])
-    here.buffer.destroy()
+def not_let_in(here: Here) -> str:
+    with pytest.raises(ValueError) as raised:
+        here.buffer.update_mask_buffer(1, False)
+    here.buffer.clean_mask_buffer()
+    return str(raised.value)
 
 
 def test_masks_are_set_and_cleaned(world):
@@ -243,6 +204,22 @@ def masked_and_cleaned(here: Here) -> None:
     here.buffer.barrier()
     here.settle()
     steps(here, [3, 4], ALL)
+
+
+def test_masks_of_the_caller_outlive_a_meeting(world):
+    group = world()
+    started(group, [0, 1])
+    for rank in (0, 1):
+        group.run([rank], masked, 1 - rank)
+    group.start(2)
+    group.together(join([0, 1], [2]))
+    assert group.run([0, 1, 2], masks) == [[0, 1, 0, 1], [1, 0, 0, 1], [0, 0, 0, 1]]
+    group.run([0, 1], let_in, [0, 1])
+    group.run([0, 1, 2], steps, [1], [0, 1, 2])
+
+
+def masked(here: Here, rank: int) -> None:
+    here.buffer.update_mask_buffer(rank, mask=True)
 
 
 def test_waits_are_added_by_rank(world):

@@ -17,7 +17,7 @@ import nixl_ep_ranks  # noqa: E402
 from nixl_ep_ranks import HIDDEN, LOCAL, ROOM, TOKENS, Here, Inputs, dies, moved  # noqa: E402
 from test_nixl_ep import ALL, folder, world  # noqa: E402, F401
 
-pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("nixl_ep"), pytest.mark.timeout(300)]
 
 
 class Vllm:

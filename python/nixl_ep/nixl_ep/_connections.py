@@ -30,6 +30,8 @@ class Connections:
         #: A meeting that is carried out once its new ranks take part.
         self._staged: Meeting | None = None
         self._answer: Answer | None = None
+        #: The stream of this rank's calls when it was staged; None on the CPU.
+        self._stream: Any = None
         # Frameworks stage ranks on a thread of their own.
         self._lock = threading.RLock()
 
@@ -150,8 +152,8 @@ class Connections:
             return
         self._staged, self.members.staged = meeting, meeting.ranks
         if self.members.rank not in meeting.beginners:
-            stream = self._stream()
-            self._answer = Answer(meeting, lambda stop: self._carry_out_on(stream, meeting, stop))
+            self._stream = torch.cuda.current_stream() if self._is_on_gpu() else None
+            self._answer = Answer(meeting, self._carry_out_staged)
 
     def _drop_staged(self) -> None:
         answer, self._answer, self._staged = self._answer, None, None
@@ -177,15 +179,18 @@ class Connections:
             self._carry_out(staged, active)
         members.active = active
 
-    def _carry_out_on(self, stream: Any, meeting: Meeting, stop: threading.Event) -> None:
-        """Carries a staged meeting out on a thread of its own, behind the work of a stream."""
+    def _carry_out_staged(self, stop: threading.Event) -> None:
+        """Carries the staged meeting out, on a thread of its own."""
         while not self._lock.acquire(timeout=NAP):
             if stop.is_set():
                 return
         try:
-            with on_stream(self.engine.device, stream):
-                meeting.together()
-                self._carry_out(meeting, self.members.active)
+            staged = self._staged
+            if staged is None:
+                return
+            with on_stream(self.engine.device, self._stream):
+                staged.together()
+                self._carry_out(staged, self.members.active)
         finally:
             self._lock.release()
 
@@ -209,10 +214,6 @@ class Connections:
         members.active = active
         # A rank may make calls once all have come so far.
         meeting.together()
-
-    def _stream(self) -> Any:
-        """The current stream on a GPU, else None."""
-        return torch.cuda.current_stream() if self._is_on_gpu() else None
 
 
 def on_stream(device: torch.device, stream: Any) -> ContextManager[Any]:

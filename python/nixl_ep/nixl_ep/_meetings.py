@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import Any, Callable, Protocol
 
 from uccl.ep._meeting import Meeting as StoreMeeting
@@ -126,7 +127,8 @@ class Answer:
     this rank take part while it makes no calls of its own."""
 
     def __init__(self, meeting: Meeting, carry_out: Callable[[threading.Event], None]) -> None:
-        self._meeting, self._carry_out = meeting, carry_out
+        """``carry_out`` is a method, of an object that may be dropped meanwhile."""
+        self._meeting, self._carry_out = meeting, weakref.WeakMethod(carry_out)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="nixl-ep-meeting", daemon=True)
@@ -151,13 +153,15 @@ class Answer:
         try:
             deadline = time.monotonic() + STAGED_SECS
             while not self._meeting.have_begun():
-                if self._stop.wait(NAP):
+                if self._stop.wait(NAP) or self._carry_out() is None:
                     return
                 if time.monotonic() >= deadline:
                     raise TimeoutError(
                         f"ranks {sorted(self._meeting.beginners)} did not let this rank take part in "
                         f"{STAGED_SECS:.0f} s: update_mask_buffer does"
                     )
-            self._carry_out(self._stop)
+            carry_out = self._carry_out()
+            if carry_out is not None:
+                carry_out(self._stop)
         except BaseException as failure:
             self._failure = failure

@@ -6,7 +6,6 @@ import os
 from typing import Any, Iterable
 
 import torch
-from uccl.ep import Buffer as EpBuffer
 from uccl.ep import Config, EventHandle, EventOverlap
 from uccl.ep._checks import check, check_count, refuse_unknown
 
@@ -14,6 +13,7 @@ from nixl_ep._connections import Connections
 from nixl_ep._engine import Engine, refuses_nvlink
 from nixl_ep._members import Members
 from nixl_ep._modes import HighThroughput, LowLatency
+from nixl_ep._sizes import Sizes
 
 __all__ = ["Buffer", "Config", "DEFAULT_TIMEOUT_MS", "EventHandle", "EventOverlap"]
 
@@ -21,7 +21,7 @@ __all__ = ["Buffer", "Config", "DEFAULT_TIMEOUT_MS", "EventHandle", "EventOverla
 DEFAULT_TIMEOUT_MS = 30_000
 
 
-class Buffer(LowLatency, HighThroughput):
+class Buffer(Sizes, LowLatency, HighThroughput):
     """Memory of a rank, and the calls that move tokens between the ranks that are connected.
 
     Making a buffer is local, and so is :meth:`update_memory_buffers`. Ranks meet in
@@ -43,8 +43,6 @@ class Buffer(LowLatency, HighThroughput):
         NotImplementedError: For an unknown keyword that is neither None nor False.
         ValueError: For ``group`` together with ``comm``, or a number out of range.
     """
-
-    num_sms: int = 20
 
     def __init__(
         self,
@@ -73,71 +71,6 @@ class Buffer(LowLatency, HighThroughput):
         self._by_host = disable_ll_nvlink or refuses_nvlink(os.environ.get("UCX_TLS"))
         self._connections: Connections | None = None
         self._is_destroyed = False
-
-    @staticmethod
-    def is_sm90_compiled() -> bool:
-        """Returns whether FP8 is there: always True."""
-        return True
-
-    @classmethod
-    def set_num_sms(cls, new_num_sms: int) -> None:
-        """Sets the most SMs of a high-throughput call without a ``config``. The CPU has none.
-
-        Args:
-            new_num_sms: An even number above 0.
-
-        Raises:
-            ValueError: For any other number.
-        """
-        Engine.set_num_sms(new_num_sms)
-        cls.num_sms = new_num_sms
-
-    @staticmethod
-    def capture() -> EventOverlap:
-        """Makes an event behind the current stream's work up to now.
-
-        Returns:
-            The event; on the CPU one that is over.
-        """
-        return EpBuffer.capture()
-
-    @staticmethod
-    def get_low_latency_buffer_size_hint(
-        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
-    ) -> int:
-        """Computes ``num_rdma_bytes`` for low latency mode: two dispatches and two combines at a
-        time, of any top-k.
-
-        Args:
-            num_max_dispatch_tokens_per_rank: The most tokens of any rank.
-            hidden: Values of a row.
-            num_ranks: The most ranks.
-            num_experts: The experts of that many ranks.
-
-        Returns:
-            Bytes, a multiple of 128.
-
-        Raises:
-            ValueError: For a negative number, or no ranks.
-        """
-        return EpBuffer.get_low_latency_rdma_size_hint(
-            num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
-        )
-
-    #: The name of earlier releases.
-    get_rdma_size_hint = get_low_latency_buffer_size_hint
-
-    @classmethod
-    def get_dispatch_config(cls, num_ranks: int) -> Config:
-        """Returns a configuration for ``ht_dispatch``: the same for any ``num_ranks``, with the
-        class's number of SMs."""
-        return Config(cls.num_sms)
-
-    @classmethod
-    def get_combine_config(cls, num_ranks: int) -> Config:
-        """Returns a configuration for ``ht_combine``: the same for any ``num_ranks``, with the
-        class's number of SMs."""
-        return Config(cls.num_sms)
 
     def update_memory_buffers(
         self,
