@@ -15,6 +15,8 @@ from typing import Any
 import engine
 import pytest
 from engine import Engine, Place, Refused
+from peer import can_make_namespaces
+from test_two_hosts import Hosts
 from tiny_model import TOKEN_BYTES, prompts
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("vllm")]
@@ -43,27 +45,39 @@ def plugin(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+@pytest.fixture(scope="module", params=["one host", "two hosts over TCP"])
+def pair(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Engine]]:
     """A prefill engine and a decode engine."""
     logs, folder = (tmp_path_factory.mktemp(name) for name in ("logs", "plugin"))
+    hosts, places = None, [Place(), Place()]
     environment = {
         "PYTHONPATH": f"{DISTRIBUTION}:{plugin(folder)}",
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(BOOTSTRAP),
         "VLLM_LOGGING_LEVEL": "DEBUG",
     }
+    if request.param != "one host":
+        if lacking := can_make_namespaces():
+            pytest.skip(f"lacks {lacking}")
+        hosts = Hosts("ipv4")
+        places = [Place(*names) for names in zip(hosts.ips, hosts.names)]
+        # Two namespaces share their machine's memory, which two hosts do not.
+        environment["UCCL_P2P_TRANSPORT"] = "tcp"
     engines: list[Engine] = []
     try:
-        for name, role in zip(("prefill", "decode"), ROLES):
+        for name, role, place in zip(("prefill", "decode"), ROLES, places):
             connector = {"kv_connector": "MooncakeConnector", "engine_id": name}
             log, port = logs / f"{name}.log", PORT + 10 * len(engines)
-            engines.append(Engine(name, model, port, role, log, Place(), environment, connector))
+            engines.append(Engine(name, model, port, role, log, place, environment, connector))
         for each in engines:
             each.wait()
         yield engines[0], engines[1]
     finally:
         for each in engines:
             each.close()
+        if hosts:
+            hosts.close()
 
 
 def prefill_of(prefill: Engine, prompt: list[int], name: str) -> dict[str, Any]:

@@ -542,6 +542,7 @@ fn ranks_with_fabric_handles_are_direct_on_several_nodes() {
     emulator::join_domain(1);
     Case { ranks: 3, route: Route::Fabric, ..SMALL }.run();
     Normal { ranks: 3, route: Route::Fabric, ..NORMAL }.run();
+    Case { ranks: 3, hidden: 128, slots: 3, route: Route::Fabric, ..SMALL }.meets_anew();
 }
 
 #[test]

@@ -295,8 +295,8 @@ fn a_host_receives_each_byte_once_and_its_readers_take_turns() {
         let comes = |from: Peer, to: usize| hosts[to] == host && host_of(from) != host;
         assert_eq!(bytes_between(&plan, comes), LEN);
     }
-    for reader in 0..8 {
-        let over_network = |from: Peer, to: usize| to == reader && host_of(from) != hosts[reader];
+    for (reader, own) in hosts.iter().enumerate() {
+        let over_network = |from: Peer, to: usize| to == reader && host_of(from) != *own;
         let share = bytes_between(&plan, over_network);
         assert!(share.abs_diff(LEN / 4) <= LEN / 16, "reader {reader} reads {share} bytes");
     }

@@ -275,8 +275,8 @@ impl Importer {
     /// has dropped it and the GPU's work has ended.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] for a handle that is forged, stale or of another NVLink domain, or for a
-    /// wrong length.
+    /// [`GpuError::Driver`] for a handle that is forged, stale or of another NVLink domain, or for
+    /// a wrong length.
     pub fn map_fabric(
         context: &'static Context,
         export: FabricExport,

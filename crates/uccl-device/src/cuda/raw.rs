@@ -19,6 +19,8 @@ pub(crate) const INVALID_CONTEXT: Code = 201;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub(crate) const NOT_SUPPORTED: Code = 801;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
+pub(crate) const CAPTURE_UNSUPPORTED: Code = 900;
 
 /// `CUdevice_attribute`.
 pub(crate) mod device_attribute {

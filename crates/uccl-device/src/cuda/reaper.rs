@@ -18,14 +18,23 @@
 use std::{
     collections::VecDeque,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
-use super::{device::Context, driver::Driver, raw::Code};
+use super::{
+    device::Context,
+    driver::Driver,
+    raw::{CAPTURE_UNSUPPORTED, Code, SUCCESS},
+};
 use crate::DemandThread;
 
 /// How long the process waits at exit for the remaining calls.
 const EXIT_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a graph may be recorded while memory waits for the context's work.
+const RECORDING_PATIENCE: Duration = Duration::from_secs(10);
+/// The time between two attempts meanwhile.
+const RECORDING_NAP: Duration = Duration::from_millis(1);
 
 /// A call to make to the driver, and the memory that must stay until the call has returned.
 struct Return {
@@ -100,11 +109,32 @@ pub(crate) fn later(
 }
 
 /// Drops mapped memory on the reaper's thread, when the context's present work has ended: unlike
-/// `cuMemFree`, `cuMemUnmap` waits for no work that uses the memory.
+/// `cuMemFree`, `cuMemUnmap` waits for no work that uses the memory. If that end cannot be known,
+/// the memory stays mapped as long as the process.
 pub(crate) fn later_than_work(context: &'static Context, memory: impl Send + 'static) {
-    // SAFETY: the reaper has made the context current.
-    let wait = |driver: &Driver| unsafe { (driver.context_synchronize)() };
-    later(context, wait, Some(Box::new(memory)));
+    let give_back = move |driver: &Driver| {
+        let code = wait_for_work(driver);
+        match code {
+            SUCCESS => drop(memory),
+            _ => std::mem::forget(memory),
+        }
+        code
+    };
+    later(context, give_back, None);
+}
+
+/// Waits for the work of the current context. The driver refuses that while a stream of the context
+/// records a graph.
+fn wait_for_work(driver: &Driver) -> Code {
+    let until = Instant::now() + RECORDING_PATIENCE;
+    loop {
+        // SAFETY: the reaper has made the context current.
+        let code = unsafe { (driver.context_synchronize)() };
+        if code != CAPTURE_UNSUPPORTED || Instant::now() > until {
+            return code;
+        }
+        thread::sleep(RECORDING_NAP);
+    }
 }
 
 /// Starts the thread, unless it runs. If the system has no thread left, the calls wait until one is
