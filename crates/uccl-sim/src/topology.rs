@@ -94,12 +94,9 @@ pub(crate) fn ports(topology: &Topology, links: &Links) -> Vec<Port> {
         Topology::LeafSpine { leaves, spines, .. } => (leaves * spines, links.bytes_per_s),
     };
     let fabric = |nth: u16, bytes_per_s: f64| match nth < links.faulty_links {
-        true => plain(
-            bytes_per_s * links.faulty_speed,
-            links.queue_bytes,
-            links.fabric_faults,
-            true,
-        ),
+        true => {
+            plain(bytes_per_s * links.faulty_speed, links.queue_bytes, links.fabric_faults, true)
+        }
         false => plain(bytes_per_s, links.queue_bytes, LinkFaults::default(), true),
     };
     let none = LinkFaults::default();

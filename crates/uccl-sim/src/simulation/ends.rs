@@ -111,6 +111,10 @@ impl Simulation {
         let place = usize::from(path);
         let epoch = flow.paths[place].epoch.wrapping_add(1);
         flow.paths[place] = flow.routes(&self.scenario, &mut self.rng, epoch);
+        if let Some(ack) = flow.receiver.last_ack(self.now_ns, path) {
+            let result = flow.sender.on_ack(self.now_ns, &ack);
+            debug_assert!(result.is_ok(), "{result:?}");
+        }
         flow.sender.close_path(self.now_ns, path);
         flow.sender.open_path(self.now_ns, path);
     }
