@@ -38,8 +38,8 @@ pub(crate) struct Parcel {
     pub(crate) is_control: bool,
 }
 
-/// The queue is not kept packet by packet: the time at which it will have been sent is enough, since
-/// nothing leaves it but in order.
+/// The queue is not kept packet by packet: the time at which it will have been sent is enough,
+/// since nothing leaves it but in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
     ps_per_byte: f64,

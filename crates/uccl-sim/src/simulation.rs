@@ -174,7 +174,7 @@ impl Simulation {
         Self::of_names(scenario, &names)
     }
 
-    /// Makes a simulation whose flows take these techniques in turns: choice of the path, loss,
+    /// Makes a simulation in which flows take these techniques in turns: choice of the path, loss,
     /// control.
     ///
     /// # Errors

@@ -77,8 +77,8 @@ pub(crate) struct Route {
     pub(crate) len: u8,
 }
 
-/// The ports of a network by number: those of the hosts, of the leaves to the hosts, of the leaves to
-/// the spines, of the spines to the leaves.
+/// The ports of a network by number: those of the hosts, of the leaves to the hosts, of the leaves
+/// to the spines, of the spines to the leaves.
 pub(crate) fn ports(topology: &Topology, links: &Links) -> Vec<Port> {
     let hosts = topology.hosts();
     let plain = |bytes_per_s, capacity, faults, is_switch: bool| PortParams {

@@ -4,7 +4,7 @@ use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
 use uccl_sim::{Pattern, Scenario, Simulation, Topology};
 
-/// Prints the packets that one core simulates in a second of its time, over two and over four links.
+/// Prints the packets that a core simulates in a second of its time, over two and four links.
 pub(super) fn run() -> Result<()> {
     let incast = Scenario { message_bytes: 64 << 20, ..Scenario::default() };
     let topology = Topology::LeafSpine { leaves: 8, hosts_per_leaf: 8, spines: 8 };

@@ -25,7 +25,7 @@ fn round(control: &mut dyn CongestionControl, now_ns: &mut u64, rtt_ns: u64, is_
 }
 
 #[test]
-fn every_algorithm_lets_one_chunk_go_and_bounds_what_is_under_way() {
+fn every_algorithm_lets_one_chunk_go_and_bounds_the_bytes_under_way() {
     for name in CONTROL_NAMES {
         let mut control = control_named(name, &LINK).expect(name);
         assert!(control.allows(0, LINK.chunk_len), "{name}");
