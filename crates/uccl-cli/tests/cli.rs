@@ -287,3 +287,39 @@ fn experts_are_measured_on_one_node_and_on_several() {
         );
     }
 }
+
+#[test]
+fn a_simulation_has_a_table_json_and_a_picture_and_its_seed_repeats_it() {
+    let folder = TempDir::new().expect("a folder");
+    let picture = folder.path().join("picture.svg");
+    let picture = picture.to_str().expect("a path");
+    let words = "sim --senders 4 --size 64K --cc fixed,eqds --loss 0.01 --seed 7 --json - --plot";
+    let arguments: Vec<_> = words.split(' ').chain([picture]).collect();
+    let (first, again) = (uccl(&arguments), uccl(&arguments));
+    assert!(first.status.success(), "{first:?}");
+    assert_eq!(first.stdout, again.stdout, "the seed repeats it");
+    let report = json(&first);
+    let runs = report["runs"].as_array().expect("runs");
+    assert_eq!(runs.len(), 2);
+    for run in runs {
+        assert_eq!((&run["seed"], &run["completions"]), (&7.into(), &4.into()), "{run}");
+        assert!(run["groups"][0]["times"]["p99_us"].as_f64().is_some_and(|us| us > 0.0), "{run}");
+    }
+    // Standard output was taken, so that the table went elsewhere.
+    assert!(String::from_utf8_lossy(&first.stderr).contains("eqds, recycled, time"));
+    assert!(fs::read_to_string(picture).expect("a picture").starts_with("<svg "));
+}
+
+#[test]
+fn a_simulation_of_the_impossible_is_refused_in_words() {
+    for (words, reason) in [
+        ("sim --cc nothing", "there are none, fixed"),
+        ("sim --hosts 4", "needs 16 hosts"),
+        ("sim --loss 2", "not between 0 and 1"),
+        ("sim --paths 0", "must be above 0"),
+    ] {
+        let output = uccl(&words.split(' ').collect::<Vec<_>>());
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(reason), "{words}: {text}");
+    }
+}

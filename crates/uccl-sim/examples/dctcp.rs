@@ -111,9 +111,8 @@ pub(crate) fn simulate(
 pub(crate) fn main() -> Result<(), ScenarioError> {
     let scenario = scenario(64 << 10);
     let dctcp = simulate(&scenario, "DCTCP", |link| Box::new(Dctcp::new(link)))?;
-    let fixed = simulate(&scenario, "fixed", |link| {
-        Box::new(FixedWindow::new(64 * link.chunk_len))
-    })?;
+    let fixed =
+        simulate(&scenario, "fixed", |link| Box::new(FixedWindow::new(64 * link.chunk_len)))?;
     for report in [&dctcp, &fixed] {
         let group = &report.groups[0];
         println!(

@@ -7,8 +7,8 @@
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 /// A slot is two to the power of this many nanoseconds wide.
-const SLOT_BITS: u32 = 7;
-const SLOTS: usize = 1 << 13;
+const SLOT_BITS: u32 = 5;
+const SLOTS: usize = 1 << 14;
 const WORDS: usize = SLOTS / 64;
 
 #[derive(Clone, Copy, Debug)]

@@ -24,7 +24,7 @@ pub struct Flaps {
 
 /// Packets that are overtaken.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Reordering {
+pub struct ReorderFault {
     /// Their part, 0 to 1.
     pub part: f64,
     /// The most time that one loses, in nanoseconds.
@@ -41,7 +41,7 @@ pub struct LinkFaults {
     /// Times without the link.
     pub flaps: Option<Flaps>,
     /// Packets that are overtaken.
-    pub reordering: Option<Reordering>,
+    pub reordering: Option<ReorderFault>,
 }
 
 /// A link's faults and their state.

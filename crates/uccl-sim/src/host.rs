@@ -16,7 +16,7 @@ use crate::{
 
 /// Chunks that a grant of credits is for.
 const QUANTUM_CHUNKS: u64 = 2;
-/// The part of the link's speed that is granted: the rest is for what goes first.
+/// The part of the link's speed that is granted: the rest is for acknowledgements.
 const GRANTED: f64 = 0.97;
 
 /// A host.

@@ -1,6 +1,6 @@
 //! Networks in virtual time, for the algorithms of [`uccl_tran`].
 //!
-//! A [`Scenario`] says which network there is, which hosts send to which, and what goes wrong. A
+//! A [`Scenario`] has the network, the pattern of its traffic, and its faults. A
 //! [`Simulation`] runs it packet by packet, with a [`MultipathSender`] and a [`MultipathReceiver`]
 //! for each flow, and gives a [`Report`]. There is no clock and no thread: the same scenario with
 //! the same seed gives the same report.
@@ -36,7 +36,7 @@ mod simulation;
 mod topology;
 
 pub use event_queue::EventQueue;
-pub use faults::{Bursts, Flaps, LinkFaults, Reordering};
+pub use faults::{Bursts, Flaps, LinkFaults, ReorderFault};
 pub use pattern::{FlowPlan, Pattern};
 pub use report::{Completions, Drops, GroupReport, Report, percentile};
 pub use scenario::{Scenario, ScenarioError};

@@ -77,9 +77,9 @@ fn permutation(hosts: u16, per_leaf: u16, rng: &mut Rng) -> Vec<u16> {
             continue;
         }
         let mine = to[usize::from(from)];
-        let other = (0..hosts).map(|step| (from + step) % hosts).find(|other| {
-            !clashes(from, to[usize::from(*other)]) && !clashes(*other, mine)
-        });
+        let other = (0..hosts)
+            .map(|step| (from + step) % hosts)
+            .find(|other| !clashes(from, to[usize::from(*other)]) && !clashes(*other, mine));
         if let Some(other) = other {
             to.swap(from.into(), other.into());
         }

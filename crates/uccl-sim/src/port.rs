@@ -20,7 +20,10 @@ pub(crate) struct PortParams {
 /// The fate of a packet at a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
-    Arrives { at_ns: u64, is_marked: bool },
+    Arrives {
+        at_ns: u64,
+        is_marked: bool,
+    },
     /// The queue was full.
     Full,
     /// The link lost it.
@@ -35,8 +38,8 @@ pub(crate) struct Parcel {
     pub(crate) is_control: bool,
 }
 
-/// The queue is not kept packet by packet: the time at which it will have been sent is enough, since
-/// nothing leaves it but in order.
+/// The queue is not kept packet by packet: the time at which it will have been sent is enough,
+/// since nothing leaves it but in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
     ps_per_byte: f64,
@@ -133,7 +136,10 @@ mod tests {
             assert_eq!(fate, Fate::Arrives { at_ns, is_marked: false });
         }
         assert_eq!(port.take(0, DATA, &mut rng), Fate::Full);
-        assert_eq!((port.queued(0), port.queued(4000), port.drained_ns(2000)), (10_000, 6000, 8000));
+        assert_eq!(
+            (port.queued(0), port.queued(4000), port.drained_ns(2000)),
+            (10_000, 6000, 8000)
+        );
         assert!(matches!(port.take(1000, DATA, &mut rng), Fate::Arrives { at_ns: 11_500, .. }));
         let control = Parcel { bytes: 100, is_control: true };
         assert!(matches!(port.take(1000, control, &mut rng), Fate::Arrives { at_ns: 1600, .. }));
@@ -145,6 +151,9 @@ mod tests {
         let (mut port, mut rng) = (port(Some((3000, 3000))), Rng::with_seed(1));
         let mut marks = (0..6).map(|_| port.take(0, DATA, &mut rng));
         let is_marked = |fate| matches!(fate, Some(Fate::Arrives { is_marked: true, .. }));
-        assert_eq!([(); 6].map(|()| is_marked(marks.next())), [false, false, false, true, true, true]);
+        assert_eq!(
+            [(); 6].map(|()| is_marked(marks.next())),
+            [false, false, false, true, true, true]
+        );
     }
 }

@@ -91,9 +91,9 @@ pub fn percentile(sorted: &[f64], part: f64) -> f64 {
 
 /// Jain's index of the values: the square of their mean by the mean of their squares.
 pub(crate) fn fairness(values: &[f64]) -> f64 {
-    let (sum, squares) = values.iter().fold((0.0, 0.0), |(sum, squares), value| {
-        (sum + value, squares + value * value)
-    });
+    let (sum, squares) = values
+        .iter()
+        .fold((0.0, 0.0), |(sum, squares), value| (sum + value, squares + value * value));
     if squares > 0.0 { sum * sum / (values.len() as f64 * squares) } else { 1.0 }
 }
 
@@ -183,6 +183,8 @@ mod tests {
         }
         assert_eq!((record.most, record.p99()), (1 << 20, 1024));
         let timeline = record.timeline(9_999_000);
-        assert!(timeline.len() > 100 && timeline.iter().filter(|depth| **depth > 1024).count() == 10);
+        assert!(
+            timeline.len() > 100 && timeline.iter().filter(|depth| **depth > 1024).count() == 10
+        );
     }
 }

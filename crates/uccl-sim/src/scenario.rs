@@ -1,4 +1,4 @@
-//! What is simulated.
+//! The input of a simulation.
 
 use uccl_tran::{
     control::LinkFacts,
@@ -101,7 +101,7 @@ pub enum ScenarioError {
     TooMany {
         /// How many.
         count: u64,
-        /// Of what.
+        /// Their kind.
         things: &'static str,
         /// The limit.
         most: u64,
@@ -146,7 +146,7 @@ impl Scenario {
         2 * hops * self.links.delay_ns + (wire / self.links.bytes_per_s * 1e9) as u64
     }
 
-    /// The least time for all messages of a flow whose link is shared by so many, in nanoseconds.
+    /// The least time of a message over a link that so many flows share, in nanoseconds.
     #[must_use]
     pub fn ideal_ns(&self, sharers: u16) -> f64 {
         let chunks = self.message_bytes.div_ceil(self.chunk_len.into()).max(1);

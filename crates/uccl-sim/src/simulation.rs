@@ -174,7 +174,7 @@ impl Simulation {
         Self::of_names(scenario, &names)
     }
 
-    /// Makes a simulation whose flows take these techniques in turns: choice of the path, loss,
+    /// Makes a simulation in which flows take these techniques in turns: choice of the path, loss,
     /// control.
     ///
     /// # Errors
@@ -205,7 +205,12 @@ impl Simulation {
 
     /// Runs until all messages have come, or until the scenario's limit. `watch` is called now and
     /// then.
-    pub fn run(mut self, mut watch: impl FnMut(&Progress)) -> Report {
+    pub fn run(self, mut watch: impl FnMut(&Progress)) -> Report {
+        self.run_watched(&mut watch)
+    }
+
+    /// Not generic, so that it is compiled here, where it is optimized.
+    fn run_watched(mut self, watch: &mut dyn FnMut(&Progress)) -> Report {
         self.begin();
         let messages = self.flows.len() * self.scenario.messages as usize;
         while self.completions < messages
@@ -320,8 +325,6 @@ fn known(
 ) -> Result<(), ScenarioError> {
     match is_known {
         true => Ok(()),
-        false => {
-            Err(ScenarioError::Name { kind, name: name.to_owned(), known: names.join(", ") })
-        }
+        false => Err(ScenarioError::Name { kind, name: name.to_owned(), known: names.join(", ") }),
     }
 }

@@ -77,8 +77,8 @@ pub(crate) struct Route {
     pub(crate) len: u8,
 }
 
-/// The ports of a network by number: those of the hosts, of the leaves to the hosts, of the leaves to
-/// the spines, of the spines to the leaves.
+/// The ports of a network by number: those of the hosts, of the leaves to the hosts, of the leaves
+/// to the spines, of the spines to the leaves.
 pub(crate) fn ports(topology: &Topology, links: &Links) -> Vec<Port> {
     let hosts = topology.hosts();
     let plain = |bytes_per_s, capacity, faults, is_switch: bool| PortParams {
@@ -94,12 +94,9 @@ pub(crate) fn ports(topology: &Topology, links: &Links) -> Vec<Port> {
         Topology::LeafSpine { leaves, spines, .. } => (leaves * spines, links.bytes_per_s),
     };
     let fabric = |nth: u16, bytes_per_s: f64| match nth < links.faulty_links {
-        true => plain(
-            bytes_per_s * links.faulty_speed,
-            links.queue_bytes,
-            links.fabric_faults,
-            true,
-        ),
+        true => {
+            plain(bytes_per_s * links.faulty_speed, links.queue_bytes, links.fabric_faults, true)
+        }
         false => plain(bytes_per_s, links.queue_bytes, LinkFaults::default(), true),
     };
     let none = LinkFaults::default();

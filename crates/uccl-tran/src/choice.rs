@@ -12,8 +12,8 @@ mod two_choices;
 
 use std::fmt::Debug;
 
-pub use marked::SkipMarked;
-pub use recycled::Recycled;
+pub use marked::MarkAvoidance;
+pub use recycled::RecycledEntropies;
 pub use round_robin::RoundRobin;
 pub use two_choices::TwoChoices;
 
@@ -73,8 +73,8 @@ pub fn choice_named(name: &str, paths: usize, seed: u64) -> Option<Box<dyn PathC
     Some(match name {
         "round-robin" => Box::new(RoundRobin::default()),
         "two-choices" => Box::new(TwoChoices::new(seed)),
-        "skip-marked" => Box::new(SkipMarked::new(paths)),
-        "recycled" => Box::new(Recycled::new(paths)),
+        "skip-marked" => Box::new(MarkAvoidance::new(paths)),
+        "recycled" => Box::new(RecycledEntropies::new(paths)),
         _ => return None,
     })
 }

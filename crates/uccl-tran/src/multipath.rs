@@ -17,13 +17,14 @@
 //! # The promise
 //!
 //! Every chunk is placed exactly once before its message ends, and none is placed after that or
-//! after a fence. Where the receiver places chunks itself ([`Repeats::Harmless`]: UDP, TCP), it asks
+//! after a fence. Where the receiver places chunks itself ([`Repeats::Harmless`]: UDP, TCP), it
+//! asks
 //! [`MultipathReceiver::on_chunk`] first, so a chunk may be under way several times, and a guess is
 //! enough to send one again. Where the network places them ([`Repeats::OnlyWhenProven`]: unreliable
 //! queue pairs), at most one attempt of a chunk is under way at any time, as [the promise of one
 //! path](crate#the-promise) says: only order proves a loss, and a silence is answered by a probe.
-//! A path that is given up there keeps its chunks until both ends have torn its queue pair down, and
-//! the sender has the receiver's last word on it ([`MultipathReceiver::last_ack`]): then
+//! A path that is given up there keeps its chunks until both ends have torn its queue pair down,
+//! and the sender has the receiver's last word on it ([`MultipathReceiver::last_ack`]): then
 //! [`MultipathSender::close_path`] sends the rest over other paths.
 //!
 //! Times are nanoseconds of any clock that does not go back.
@@ -45,7 +46,7 @@ use crate::{
     ParamsError,
     choice::{PathChoice, RoundRobin, choice_named},
     control::{CongestionControl, LinkFacts, NoLimit, control_named},
-    recovery::{ByTime, LossDetection, TailProbe, loss_named},
+    recovery::{LossDetection, TailProbe, TimeDetection, loss_named},
 };
 
 /// A part of a message.
@@ -79,7 +80,8 @@ pub struct Attempt {
     pub number: u32,
     /// Its content.
     pub load: Load,
-    /// Bytes that the sender wants to have sent since the beginning, if it asks for credits; else 0.
+    /// Bytes that the sender wants to have sent since the beginning, if it asks for credits;
+    /// else 0.
     pub wanted_bytes: u64,
 }
 
@@ -244,7 +246,7 @@ impl Default for Techniques {
     fn default() -> Self {
         Self {
             choice: Box::new(RoundRobin::default()),
-            loss: Box::new(ByTime::default()),
+            loss: Box::new(TimeDetection::default()),
             control: Box::new(NoLimit),
         }
     }

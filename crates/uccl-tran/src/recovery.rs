@@ -13,9 +13,9 @@ mod undo;
 
 use std::fmt::Debug;
 
-pub use order::ByOrder;
+pub use order::OrderDetection;
 pub use tail_probe::TailProbe;
-pub use time::ByTime;
+pub use time::TimeDetection;
 pub use undo::Undo;
 
 /// An attempt that was not acknowledged.
@@ -72,8 +72,8 @@ pub const LOSS_NAMES: [&str; 2] = ["order", "time"];
 #[must_use]
 pub fn loss_named(name: &str) -> Option<Box<dyn LossDetection>> {
     Some(match name {
-        "order" => Box::new(ByOrder::new(0)),
-        "time" => Box::new(ByTime::default()),
+        "order" => Box::new(OrderDetection::new(0)),
+        "time" => Box::new(TimeDetection::default()),
         _ => return None,
     })
 }

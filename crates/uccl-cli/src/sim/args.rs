@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
-use uccl_sim::{Bursts, Flaps, LinkFaults, Links, Pattern, Reordering, Scenario, Topology};
+use uccl_sim::{Bursts, Flaps, LinkFaults, Links, Pattern, ReorderFault, Scenario, Topology};
 
 use super::Names;
 
@@ -230,7 +230,7 @@ impl SimArgs {
                 loss: self.loss,
                 bursts: self.bursts.map(|(begin, end)| Bursts { begin, end }),
                 flaps: None,
-                reordering: self.reorder.map(|(part, us)| Reordering { part, most_ns: ns(us) }),
+                reordering: self.reorder.map(|(part, us)| ReorderFault { part, most_ns: ns(us) }),
             },
             fabric_faults: LinkFaults { flaps, ..LinkFaults::default() },
             faulty_links: if has_faulty { self.faulty } else { 0 },

@@ -1,11 +1,11 @@
-//! The ends of flows: what arrives there, and what they send.
+//! The ends of flows: arrivals there, and sends from there.
 
 use uccl_tran::multipath::{ChunkVerdict, Load, MultipathEvent};
 
 use super::{Event, Packet, Parcel, Payload, Simulation};
 use crate::scenario::{CONTROL_LEN, HEADER_LEN};
 
-/// Chunks that wait at a host's port. A sender chooses late: no more than these have a path already.
+/// Chunks that wait at a host's port. A sender chooses late: no more than these have a path.
 const PORT_CHUNKS: u64 = 2;
 
 impl Simulation {
@@ -16,7 +16,7 @@ impl Simulation {
         match packet.payload {
             Payload::Attempt(_) => self.on_attempt(at, packet),
             Payload::Ack(ack) => {
-                // An acknowledgement of what was not sent is impossible here.
+                // An acknowledgement of a number that was not sent is impossible here.
                 let result = self.flows[at].sender.on_ack(now_ns, &ack);
                 debug_assert!(result.is_ok(), "{result:?}");
                 self.act(at);
@@ -111,6 +111,10 @@ impl Simulation {
         let place = usize::from(path);
         let epoch = flow.paths[place].epoch.wrapping_add(1);
         flow.paths[place] = flow.routes(&self.scenario, &mut self.rng, epoch);
+        if let Some(ack) = flow.receiver.last_ack(self.now_ns, path) {
+            let result = flow.sender.on_ack(self.now_ns, &ack);
+            debug_assert!(result.is_ok(), "{result:?}");
+        }
         flow.sender.close_path(self.now_ns, path);
         flow.sender.open_path(self.now_ns, path);
     }

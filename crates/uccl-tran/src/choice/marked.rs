@@ -7,12 +7,12 @@ use super::{Candidates, PathChoice};
 /// A bit for each path, set by a marked acknowledgement or a loss. A path with the bit loses its
 /// turn once, and the bit.
 #[derive(Clone, Debug)]
-pub struct SkipMarked {
+pub struct MarkAvoidance {
     skips: Vec<bool>,
     next: usize,
 }
 
-impl SkipMarked {
+impl MarkAvoidance {
     /// No path is marked.
     #[must_use]
     pub fn new(paths: usize) -> Self {
@@ -20,7 +20,7 @@ impl SkipMarked {
     }
 }
 
-impl PathChoice for SkipMarked {
+impl PathChoice for MarkAvoidance {
     fn choose(&mut self, candidates: &Candidates<'_>) -> Option<usize> {
         // One round clears all bits, so a second one finds a path if there is any.
         for _ in 0..=self.skips.len() {

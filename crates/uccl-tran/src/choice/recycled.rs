@@ -8,13 +8,13 @@ use super::{Candidates, PathChoice};
 /// Keeps the path of each acknowledgement without a mark for one more chunk, and drops the others.
 /// Without a kept path it explores in turns.
 #[derive(Clone, Debug)]
-pub struct Recycled {
+pub struct RecycledEntropies {
     kept: VecDeque<usize>,
     most_kept: usize,
     next: usize,
 }
 
-impl Recycled {
+impl RecycledEntropies {
     /// Keeps at most as many as there are paths.
     #[must_use]
     pub fn new(paths: usize) -> Self {
@@ -22,7 +22,7 @@ impl Recycled {
     }
 }
 
-impl PathChoice for Recycled {
+impl PathChoice for RecycledEntropies {
     fn choose(&mut self, candidates: &Candidates<'_>) -> Option<usize> {
         while let Some(path) = self.kept.pop_front() {
             if candidates.can_take(path) {

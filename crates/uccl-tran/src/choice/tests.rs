@@ -47,7 +47,7 @@ fn two_choices_prefer_the_shorter_round_trip_and_try_the_unknown() {
 
 #[test]
 fn a_marked_path_loses_its_turn_once() {
-    let mut choice = SkipMarked::new(3);
+    let mut choice = MarkAvoidance::new(3);
     let paths = paths(&[1, 1, 1]);
     choice.on_ack(1, true);
     let mut next = || choice.choose(&Candidates { paths: &paths, avoid: None });
@@ -58,7 +58,7 @@ fn a_marked_path_loses_its_turn_once() {
 
 #[test]
 fn a_good_entropy_is_used_again_and_a_bad_one_is_not() {
-    let mut choice = Recycled::new(4);
+    let mut choice = RecycledEntropies::new(4);
     let paths = paths(&[1, 1, 1, 1]);
     choice.on_ack(3, false);
     choice.on_ack(2, true);

@@ -1,5 +1,5 @@
-//! Swift: a target for the delay (Kumar et al., "Swift: Delay is Simple and Effective for Congestion
-//! Control in the Datacenter", SIGCOMM 2020, algorithm 1 and section 3.5).
+//! Swift: a target for the delay (Kumar et al., "Swift: Delay is Simple and Effective for
+//! Congestion Control in the Datacenter", SIGCOMM 2020, algorithm 1 and section 3.5).
 
 use super::{AckSample, CongestionControl, LinkFacts};
 

@@ -11,7 +11,7 @@ const MOST_AHEAD: u64 = 1 << 16;
 
 /// The result of a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Seen {
+pub(super) enum NumberState {
     New,
     Again,
     /// It is too old to be told of, or nobody can have sent it.
@@ -33,25 +33,27 @@ pub(super) struct PathNumbers {
 
 impl PathNumbers {
     /// Looks a number up and changes nothing.
-    pub(super) fn look(&self, number: u32) -> Seen {
+    pub(super) fn look(&self, number: u32) -> NumberState {
         match self.expand(number) {
-            Some(number) if number >= self.next => Seen::New,
+            Some(number) if number >= self.next => NumberState::New,
             Some(number) => match self.next - 1 - number {
-                0 => Seen::Again,
-                back if back > u64::from(ACK_SPAN) => Seen::Stale,
-                back if self.has(back) => Seen::Again,
-                _ => Seen::New,
+                0 => NumberState::Again,
+                back if back > u64::from(ACK_SPAN) => NumberState::Stale,
+                back if self.has(back) => NumberState::Again,
+                _ => NumberState::New,
             },
-            None => Seen::Stale,
+            None => NumberState::Stale,
         }
     }
 
     /// Records a number for which [`PathNumbers::look`] has not said that it is stale.
     pub(super) fn record(&mut self, now_ns: u64, number: u32, is_marked: bool) {
         let seen = self.look(number);
-        let Some(number) = self.expand(number).filter(|_| seen != Seen::Stale) else { return };
+        let Some(number) = self.expand(number).filter(|_| seen != NumberState::Stale) else {
+            return;
+        };
         self.waiting += 1;
-        if seen == Seen::Again {
+        if seen == NumberState::Again {
             self.is_urgent = true;
             return;
         }

@@ -25,7 +25,7 @@ pub(super) enum SentState {
 
 /// An attempt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
+pub(super) struct PathAttempt {
     /// Its chunk, or [`PROBE`].
     pub(super) slot: u32,
     pub(super) len: u32,
@@ -61,7 +61,7 @@ pub(super) enum PathLife {
 #[derive(Debug)]
 pub(super) struct Path {
     /// Attempts from `first` on.
-    ring: VecDeque<Sent>,
+    ring: VecDeque<PathAttempt>,
     first: u64,
     pub(super) life: PathLife,
     pub(super) progress: Option<PathProgress>,
@@ -118,7 +118,7 @@ impl Path {
         }
         self.waiting += 1;
         self.bytes += u64::from(len);
-        self.add(Sent { slot, len, sent_ns: now_ns, state: SentState::Waiting })
+        self.add(PathAttempt { slot, len, sent_ns: now_ns, state: SentState::Waiting })
     }
 
     /// Sends a probe: the last number again if that is a probe, else the next one.
@@ -133,12 +133,12 @@ impl Path {
             _ if is_full => None,
             _ => {
                 let state = SentState::Waiting;
-                Some(self.add(Sent { slot: PROBE, len: 0, sent_ns: now_ns, state }))
+                Some(self.add(PathAttempt { slot: PROBE, len: 0, sent_ns: now_ns, state }))
             }
         }
     }
 
-    fn add(&mut self, sent: Sent) -> u32 {
+    fn add(&mut self, sent: PathAttempt) -> u32 {
         let number = self.next() as u32;
         self.ring.push_back(sent);
         number
@@ -207,9 +207,9 @@ impl Path {
     }
 
     /// Attempts under way up to `end`, by number.
-    pub(super) fn waiting_before(&self, end: u64) -> impl Iterator<Item = (u64, Sent)> {
+    pub(super) fn waiting_before(&self, end: u64) -> impl Iterator<Item = (u64, PathAttempt)> {
         let numbers = (self.first..end.min(self.next())).zip(self.ring.iter());
-        let waiting = |(_, sent): &(u64, &Sent)| {
+        let waiting = |(_, sent): &(u64, &PathAttempt)| {
             matches!(sent.state, SentState::Waiting | SentState::Repeated)
         };
         numbers.filter(waiting).map(|(number, sent)| (number, *sent))

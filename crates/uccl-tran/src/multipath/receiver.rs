@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{
     Attempt, Chunk, Load, MultipathParams, PathAck,
-    numbers::{PathNumbers, Seen},
+    numbers::{NumberState, PathNumbers},
 };
 use crate::ParamsError;
 
@@ -91,12 +91,12 @@ impl MultipathReceiver {
             return ChunkVerdict::Wrong("there is no such path");
         };
         let seen = numbers.look(attempt.number);
-        if seen == Seen::Stale {
+        if seen == NumberState::Stale {
             return ChunkVerdict::Stale;
         }
         let verdict = match attempt.load {
             Load::Probe => ChunkVerdict::Probe,
-            Load::Chunk(_) if seen == Seen::Again => ChunkVerdict::Repeat,
+            Load::Chunk(_) if seen == NumberState::Again => ChunkVerdict::Repeat,
             Load::Chunk(chunk) => self.look(&chunk),
         };
         match verdict {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::{
     Attempt, Demand, Load, MultipathEvent, MultipathParams, PathAck, PathAckError, Techniques,
     chunks::ChunkTable,
-    path::{Arrival, PROBE, Path, PathLife, Sent},
+    path::{Arrival, PROBE, Path, PathAttempt, PathLife},
 };
 use crate::{
     ParamsError,
@@ -47,7 +47,7 @@ pub struct MultipathSender {
     is_silent: bool,
     /// Kept for their memory.
     came: Vec<Arrival>,
-    lost: Vec<(u64, Sent)>,
+    lost: Vec<(u64, PathAttempt)>,
     forgotten: Vec<u32>,
 }
 
@@ -208,9 +208,10 @@ impl MultipathSender {
     }
 
     /// Nothing of the path can arrive any more: its queue pair has been torn down. Its chunks go
-    /// over others. Where the network places chunks, [`MultipathSender::on_ack`] must have taken the
-    /// receiver's [`last_ack`](super::MultipathReceiver::last_ack) of the path, which came another
-    /// way: else a chunk that has come is placed again, perhaps after its message has ended.
+    /// over others. Where the network places chunks, [`MultipathSender::on_ack`] must have taken
+    /// the receiver's [`last_ack`](super::MultipathReceiver::last_ack) of the path, which came
+    /// another way: else a chunk that has come is placed again, perhaps after its message has
+    /// ended.
     pub fn close_path(&mut self, now_ns: u64, path: u16) {
         let at = usize::from(path);
         let Some(own) = self.paths.get_mut(at).filter(|path| path.life != PathLife::Closed) else {

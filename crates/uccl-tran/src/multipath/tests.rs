@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     choice::TwoChoices,
     control::{Credits, FixedWindow, Timely},
-    recovery::ByOrder,
+    recovery::OrderDetection,
 };
 
 const US: u64 = 1_000;
@@ -61,7 +61,7 @@ fn chunks_go_over_all_paths_and_a_message_ends_with_the_last() {
 
 #[test]
 fn a_lost_chunk_goes_once_more_over_another_path() {
-    let order = || Techniques { loss: Box::new(ByOrder::new(0)), ..Techniques::default() };
+    let order = || Techniques { loss: Box::new(OrderDetection::new(0)), ..Techniques::default() };
     for repeats in [Repeats::Harmless, Repeats::OnlyWhenProven] {
         let mut sender = sender(params(|p| p.repeats = repeats), order());
         sender.push(0, 12_000);
@@ -82,7 +82,7 @@ fn a_lost_chunk_goes_once_more_over_another_path() {
 
 #[test]
 fn a_chunk_that_was_taken_for_lost_and_comes_is_undone() {
-    let order = Techniques { loss: Box::new(ByOrder::new(0)), ..Techniques::default() };
+    let order = Techniques { loss: Box::new(OrderDetection::new(0)), ..Techniques::default() };
     let mut sender = sender(params(|p| p.paths = 1), order);
     sender.push(0, 2000);
     all(&mut sender, 0);

@@ -14,15 +14,16 @@ fn attempt(number: u64, sent_ns: u64) -> AttemptView {
 
 #[test]
 fn order_proves_and_takes_no_time() {
-    let detection = ByOrder::new(2);
+    let detection = OrderDetection::new(2);
     assert_eq!(detection.judge(&attempt(7, 4_000), &PATH, 0), Fate::Lost);
     assert_eq!(detection.judge(&attempt(8, 4_000), &PATH, u64::MAX), Fate::Waits);
 }
 
 #[test]
 fn time_waits_for_reordering_and_longer_after_a_mistake() {
-    let mut detection = ByTime::default();
-    let judge = |detection: &ByTime, now_ns| detection.judge(&attempt(3, 4_500), &PATH, now_ns);
+    let mut detection = TimeDetection::default();
+    let judge =
+        |detection: &TimeDetection, now_ns| detection.judge(&attempt(3, 4_500), &PATH, now_ns);
     assert_eq!(judge(&detection, 5_600), Fate::LostAt(5_700));
     assert_eq!(judge(&detection, 5_700), Fate::Lost);
     detection.on_undo(0);

@@ -3,14 +3,14 @@
 use super::{AttemptView, Fate, LossDetection, PathProgress, Undo};
 
 /// An attempt is lost when one that was sent later over the same path has come, and a round trip
-/// and some time for reordering have passed (section 6.2). That time is a quarter of the least round
-/// trip, and more after each mistake.
+/// and some time for reordering have passed (section 6.2). That time is a quarter of the least
+/// round trip, and more after each mistake.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct ByTime {
+pub struct TimeDetection {
     undo: Undo,
 }
 
-impl LossDetection for ByTime {
+impl LossDetection for TimeDetection {
     fn judge(&self, attempt: &AttemptView, path: &PathProgress, now_ns: u64) -> Fate {
         if attempt.sent_ns > path.newest_sent_ns {
             return Fate::Waits;

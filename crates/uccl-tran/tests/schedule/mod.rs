@@ -1,4 +1,4 @@
-//! Both ends of many paths over a network that does what it may, in virtual time.
+//! Both ends of many paths over a network with every fault of its kind, in virtual time.
 //!
 //! The model knows every attempt under way and every chunk that was placed, and fails the test as
 //! soon as the promise is broken.
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use fastrand::Rng;
 use memory::Memory;
-use net::{Net, Thing};
+use net::{Net, NetEvent};
 use uccl_tran::{
     choice::CHOICE_NAMES,
     control::{CONTROL_NAMES, CreditPacer, LinkFacts},
@@ -87,7 +87,7 @@ impl Schedule {
 
     /// Runs until every message has ended on both sides.
     pub(crate) fn run(&mut self) {
-        self.net.at(0, Thing::User);
+        self.net.at(0, NetEvent::User);
         while !self.is_done() {
             let Some((at_ns, thing)) = self.net.pop() else {
                 panic!("a message starves, nothing is due: {:?}", self.sender);
@@ -95,28 +95,28 @@ impl Schedule {
             assert!(at_ns < LIMIT_NS, "a message starves: {:?}", self.sender);
             self.now_ns = at_ns;
             match thing {
-                Thing::User => self.on_user(),
-                Thing::Attempt { attempt, is_last, lands, epoch } => {
+                NetEvent::User => self.on_user(),
+                NetEvent::Attempt { attempt, is_last, lands, epoch } => {
                     self.on_attempt(&attempt, is_last, lands, epoch);
                 }
-                Thing::Ack(ack) => {
+                NetEvent::Ack(ack) => {
                     let result = self.sender.on_ack(self.now_ns, &ack);
                     assert!(result.is_ok(), "{result:?}");
                 }
-                Thing::Demand(demand) => {
+                NetEvent::Demand(demand) => {
                     self.pacer.on_demand(0, demand.wanted_bytes, Some(demand.known_bytes));
                 }
-                Thing::Credit(granted) => self.sender.on_credit(self.now_ns, granted),
-                Thing::TornDown(path) => self.on_torn_down(path),
-                Thing::Reopen(path) => self.sender.open_path(self.now_ns, path),
-                Thing::Timer => {}
+                NetEvent::Credit(granted) => self.sender.on_credit(self.now_ns, granted),
+                NetEvent::TornDown(path) => self.on_torn_down(path),
+                NetEvent::Reopen(path) => self.sender.open_path(self.now_ns, path),
+                NetEvent::Timer => {}
             }
             self.act();
         }
         // Attempts that are still under way may come now.
         while let Some((at_ns, thing)) = self.net.pop() {
             self.now_ns = at_ns;
-            if let Thing::Attempt { attempt, is_last, lands, epoch } = thing {
+            if let NetEvent::Attempt { attempt, is_last, lands, epoch } = thing {
                 self.on_attempt(&attempt, is_last, lands, epoch);
             }
         }
@@ -146,7 +146,7 @@ impl Schedule {
         }
         if self.posted < self.totals.len() || self.pushed < self.totals.len() {
             let later_ns = self.now_ns + self.rng.u64(1..40_000);
-            self.net.at(later_ns, Thing::User);
+            self.net.at(later_ns, NetEvent::User);
         }
     }
 
@@ -203,7 +203,7 @@ impl Schedule {
         }
         self.sender.close_path(self.now_ns, path);
         let later_ns = self.now_ns + self.rng.u64(1..500_000);
-        self.net.at(later_ns, Thing::Reopen(path));
+        self.net.at(later_ns, NetEvent::Reopen(path));
     }
 
     fn on_event(&mut self, event: MultipathEvent) {
@@ -222,8 +222,8 @@ impl Schedule {
             MultipathEvent::PathDead { path } => {
                 let later_ns = self.now_ns + self.rng.u64(1..500_000);
                 let thing = match self.params.repeats {
-                    Repeats::Harmless => Thing::Reopen(path),
-                    Repeats::OnlyWhenProven => Thing::TornDown(path),
+                    Repeats::Harmless => NetEvent::Reopen(path),
+                    Repeats::OnlyWhenProven => NetEvent::TornDown(path),
                 };
                 self.net.at(later_ns, thing);
             }
@@ -249,13 +249,13 @@ impl Schedule {
             self.net.send(now_ns, &attempt, &mut self.rng);
         }
         if let Some(demand) = self.sender.poll_demand(now_ns) {
-            self.net.send_back(now_ns, Thing::Demand(demand), &mut self.rng);
+            self.net.send_back(now_ns, NetEvent::Demand(demand), &mut self.rng);
         }
         while let Some(ack) = self.receiver.poll_ack(now_ns) {
-            self.net.send_back(now_ns, Thing::Ack(ack), &mut self.rng);
+            self.net.send_back(now_ns, NetEvent::Ack(ack), &mut self.rng);
         }
         while let Some(grant) = self.pacer.poll(now_ns) {
-            self.net.send_back(now_ns, Thing::Credit(grant.granted_bytes), &mut self.rng);
+            self.net.send_back(now_ns, NetEvent::Credit(grant.granted_bytes), &mut self.rng);
         }
         let times =
             [self.sender.next_timeout_ns(), self.receiver.next_timeout_ns(), self.pacer.next_ns()];

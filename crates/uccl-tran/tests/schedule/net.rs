@@ -7,7 +7,7 @@ use uccl_tran::multipath::{Attempt, Demand, Load, PathAck, Repeats};
 
 /// Something that happens.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Thing {
+pub(super) enum NetEvent {
     /// The user of both ends does something.
     User,
     /// An attempt is through. It lands, or it was lost. `is_last` is false for a repeat of the
@@ -48,7 +48,7 @@ pub(super) struct Net {
     back_loss: f64,
     doubles: f64,
     stragglers: f64,
-    things: BTreeMap<(u64, Reverse<u64>), Thing>,
+    things: BTreeMap<(u64, Reverse<u64>), NetEvent>,
     count: u64,
     timer_ns: Option<u64>,
 }
@@ -83,15 +83,15 @@ impl Net {
         }
     }
 
-    pub(super) fn at(&mut self, at_ns: u64, thing: Thing) {
+    pub(super) fn at(&mut self, at_ns: u64, thing: NetEvent) {
         self.count += 1;
         // Some of the things at one time come in another order than they were made.
         self.things.insert((at_ns, Reverse(self.count)), thing);
     }
 
-    pub(super) fn pop(&mut self) -> Option<(u64, Thing)> {
+    pub(super) fn pop(&mut self) -> Option<(u64, NetEvent)> {
         let ((at_ns, _), thing) = self.things.pop_first()?;
-        if matches!(thing, Thing::Timer) && self.timer_ns == Some(at_ns) {
+        if matches!(thing, NetEvent::Timer) && self.timer_ns == Some(at_ns) {
             self.timer_ns = None;
         }
         Some((at_ns, thing))
@@ -100,7 +100,7 @@ impl Net {
     pub(super) fn set_timer(&mut self, at_ns: u64) {
         if self.timer_ns.is_none_or(|timer_ns| at_ns < timer_ns) {
             self.timer_ns = Some(at_ns);
-            self.at(at_ns, Thing::Timer);
+            self.at(at_ns, NetEvent::Timer);
         }
     }
 
@@ -120,16 +120,16 @@ impl Net {
         let copies = if rng.f64() < self.doubles { 2 } else { 1 };
         for copy in 0..copies {
             let thing =
-                Thing::Attempt { attempt: *attempt, is_last: copy + 1 == copies, lands, epoch };
+                NetEvent::Attempt { attempt: *attempt, is_last: copy + 1 == copies, lands, epoch };
             self.at(at_ns, thing);
             at_ns += rng.u64(1..3_000_000);
         }
     }
 
     /// Sends an acknowledgement or the like, which may be lost, overtaken and repeated.
-    pub(super) fn send_back(&mut self, now_ns: u64, thing: Thing, rng: &mut Rng) {
+    pub(super) fn send_back(&mut self, now_ns: u64, thing: NetEvent, rng: &mut Rng) {
         let line = self.lines[match thing {
-            Thing::Ack(ack) => ack.path.into(),
+            NetEvent::Ack(ack) => ack.path.into(),
             _ => 0,
         }];
         let is_cut = (line.cut.0..line.cut.1).contains(&now_ns);
@@ -153,8 +153,8 @@ impl Net {
 
     /// Drops the attempts under way over a path, and names their chunks.
     pub(super) fn drop_attempts(&mut self, path: u16) -> impl Iterator<Item = (u64, u64)> {
-        let is_of_path = |thing: &Thing| match thing {
-            Thing::Attempt { attempt, .. } if attempt.path == path => Some(attempt.load),
+        let is_of_path = |thing: &NetEvent| match thing {
+            NetEvent::Attempt { attempt, .. } if attempt.path == path => Some(attempt.load),
             _ => None,
         };
         let loads: Vec<_> = self.things.values().filter_map(is_of_path).collect();

@@ -1,6 +1,6 @@
 //! Attempts that are taken for lost.
 
-use super::{MultipathSender, PROBE, Sent};
+use super::{MultipathSender, PROBE, PathAttempt};
 use crate::{
     multipath::Repeats,
     recovery::{AttemptView, Fate},
@@ -46,7 +46,7 @@ impl MultipathSender {
         self.lost = lost;
     }
 
-    fn lose(&mut self, at: usize, now_ns: u64, lost: &[(u64, Sent)]) {
+    fn lose(&mut self, at: usize, now_ns: u64, lost: &[(u64, PathAttempt)]) {
         let is_proven = self.params.repeats == Repeats::OnlyWhenProven;
         let mut bytes = 0;
         for (number, sent) in lost {
