@@ -42,7 +42,7 @@ use crate::{
 /// The subcommand by which a check starts its ranks; see [`serve_parent`].
 pub const SUBCOMMAND: &str = "nccl-check-rank";
 
-/// Check an NCCL network, tuner or one-sided plugin: layout, properties and behaviour, without a GPU
+/// Check an NCCL network, tuner or one-sided plugin: layout and behaviour, without a GPU
 ///
 /// The plugin is loaded as NCCL loads it, by two and more processes. The exit status is 0 unless a
 /// check fails. Variables of the environment, as NCCL_SOCKET_IFNAME, reach the plugin.

@@ -27,6 +27,8 @@ pub(crate) struct Settings {
     /// KiB of the longest message that NCCL's own thread carries, and of a chunk of a longer one.
     pub(crate) small_kib: Option<usize>,
     pub(crate) chunk_kib: Option<usize>,
+    /// Whether NCCL finds the one-sided tables.
+    pub(crate) has_rma: bool,
 }
 
 /// Versions of IP.
@@ -78,6 +80,7 @@ impl Settings {
             threads: read(&get, "UCCL_NCCL_THREADS", number(1..=64))?,
             small_kib: read(&get, "UCCL_NCCL_SMALL_KB", number(0..=1024))?,
             chunk_kib: read(&get, "UCCL_CHUNK_SIZE_KB", number(4..=4096))?,
+            has_rma: read(&get, "UCCL_NCCL_RMA", number(0..=1_u8))? == Some(1),
         })
     }
 }
