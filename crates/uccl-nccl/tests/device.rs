@@ -5,11 +5,10 @@ mod fake_driver;
 
 use std::{
     ffi::{c_int, c_void},
+    io::{BufRead, BufReader, Write as _},
+    process::{Child, Command, Stdio},
     ptr::null_mut,
-    sync::{
-        Barrier,
-        atomic::{AtomicU64, Ordering::Acquire},
-    },
+    sync::atomic::{AtomicU64, Ordering::Acquire},
     thread,
     time::{Duration, Instant},
 };
@@ -21,17 +20,19 @@ use uccl_nccl_abi::{
     rma::{RmaConfig, signal},
 };
 
+const NAME: &str = "puts_between_gpus_launch_no_kernel_and_allocate_nothing_after_the_first";
+/// The variable that makes this program a rank, and the mark of lines for the other one.
+const RANK: &str = "UCCL_TEST_RMA_RANK";
+const MARK: &str = "@@";
 const LEN: usize = 1 << 20;
 const WORDS: usize = 64;
 const FIRST: u64 = 20;
 const PUTS: u64 = 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A pointer of the plugin's, which goes from thread to thread.
+/// A pointer of the plugin's.
 #[derive(Clone, Copy)]
 struct Pointer(*mut c_void);
-// SAFETY: the plugin's objects may be used by any thread.
-unsafe impl Send for Pointer {}
 
 /// A function of the table.
 macro_rules! call {
@@ -62,7 +63,6 @@ fn listen(context: Pointer) -> (Handle, Pointer) {
 
 impl Rank {
     fn join(context: Pointer, mut handles: [Handle; 2], rank: usize, listen: Pointer) -> Self {
-        let (listen, context) = ({ listen }, { context });
         let mut at = handles.each_mut().map(|handle| handle.as_mut_ptr().cast::<c_void>());
         let (mut coll, mut contexts) = (null_mut(), null_mut());
         call!(connect(context.0, at.as_mut_ptr(), 2, rank as c_int, listen.0, &mut coll));
@@ -144,30 +144,31 @@ impl Rank {
     }
 }
 
-/// Both ranks are in this process, each a thread.
-fn exchange(fake: fake_driver::Fake) {
-    let mut context = null_mut();
+/// Gives the other rank's process a line, and takes one of its.
+fn swap(line: &str) -> String {
+    println!("\n{MARK}{line}");
+    let mut other = String::new();
+    std::io::stdin().read_line(&mut other).expect("the other rank's line");
+    other.trim().to_owned()
+}
+
+fn joined(rank: usize, context: Pointer) -> Rank {
+    let (own, comm) = listen(context);
+    let numbers: Vec<String> = own.iter().map(ToString::to_string).collect();
+    let said = swap(&numbers.join(" "));
+    let theirs: Vec<u8> = said.split(' ').map(|byte| byte.parse().expect("a byte")).collect();
+    let theirs: Handle = theirs.try_into().expect("a handle");
+    let handles = if rank == 0 { [own, theirs] } else { [theirs, own] };
+    Rank::join(context, handles, rank, comm)
+}
+
+fn work(rank: usize) {
+    let (fake, mut context) = (fake_driver::load(), null_mut());
     // SAFETY: as NCCL does.
     let begun = unsafe { TABLE.init.expect("a function")(&mut context, 1, None) };
     assert_eq!(begun, NcclResult::SUCCESS);
-    let context = Pointer(context);
-    let [one, other] = [listen(context), listen(context)];
-    let handles = [one.0, other.0];
-    let (listeners, both) = ([one.1, other.1], &Barrier::new(2));
-    thread::scope(|scope| {
-        let running = [0, 1].map(|rank| {
-            let listener = listeners[rank];
-            scope.spawn(move || work(fake, both, Rank::join(context, handles, rank, listener)))
-        });
-        for thread in running {
-            thread.join().expect("no panic");
-        }
-    });
-    call!(finalize(context.0));
-}
-
-fn work(fake: fake_driver::Fake, both: &Barrier, mut rank: Rank) {
-    let peer = 1 - rank.rank;
+    let (context, peer) = (Pointer(context), 1 - rank);
+    let mut rank = joined(rank, context);
     // The first ones make the locked memory and the events that all others use.
     for _ in 0..FIRST {
         let requests = [rank.put(peer), rank.put(rank.rank)];
@@ -176,9 +177,9 @@ fn work(fake: fake_driver::Fake, both: &Barrier, mut rank: Rank) {
         }
     }
     rank.until("the first signals", || rank.word() == 6 * FIRST);
-    both.wait();
+    swap("the first have come");
     let before = (fake.kernels(), fake.allocations());
-    both.wait();
+    assert_eq!(before.0, 0, "kernels");
     for _ in 0..PUTS {
         rank.wait(rank.put(peer));
     }
@@ -186,22 +187,51 @@ fn work(fake: fake_driver::Fake, both: &Barrier, mut rank: Rank) {
     assert_eq!((fake.kernels(), fake.allocations()), before, "kernels, and memory of the GPU's");
     let wanted = peer as u8 + 1;
     assert!(rank.bytes(1).iter().all(|byte| *byte == wanted), "bytes of rank {peer}");
-    both.wait();
+    swap("all have come");
     rank.close();
+    call!(finalize(context.0));
+}
+
+/// Starts a rank, which runs the same test.
+fn start(rank: usize, transport: &str) -> Child {
+    Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", NAME, "--nocapture"])
+        .env(RANK, rank.to_string())
+        .env("UCCL_NCCL_RMA", "1")
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .env("UCCL_P2P_TRANSPORT", transport)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this program runs")
+}
+
+/// The next line that a rank has for the other one; none at its end.
+fn line_of(rank: &mut impl BufRead) -> Option<String> {
+    rank.lines().map_while(Result::ok).find_map(|line| Some(line.strip_prefix(MARK)?.to_owned()))
 }
 
 #[test]
 fn puts_between_gpus_launch_no_kernel_and_allocate_nothing_after_the_first() {
-    let fake = fake_driver::load();
+    if let Ok(rank) = std::env::var(RANK) {
+        return work(rank.parse().expect("a rank"));
+    }
+    // Compiled once, and not by both at a time.
+    fake_driver::load();
     for transport in ["tcp", "auto"] {
-        for (name, value) in [
-            ("UCCL_NCCL_RMA", "1"),
-            ("NCCL_SOCKET_IFNAME", "lo"),
-            ("UCCL_P2P_TRANSPORT", transport),
-        ] {
-            // SAFETY: no other thread of this test's process reads the environment now.
-            unsafe { std::env::set_var(name, value) };
+        let mut ranks = [0, 1].map(|rank| start(rank, transport));
+        let mut outputs =
+            ranks.each_mut().map(|rank| BufReader::new(rank.stdout.take().expect("piped")));
+        let mut inputs = ranks.each_mut().map(|rank| rank.stdin.take().expect("piped"));
+        while let [Some(one), Some(other)] = outputs.each_mut().map(line_of) {
+            for (input, line) in inputs.iter_mut().zip([other, one]) {
+                // A rank that has failed takes none, and its status says so.
+                let _taken = writeln!(input, "{line}");
+            }
         }
-        exchange(fake);
+        drop(inputs);
+        for rank in &mut ranks {
+            assert!(rank.wait().expect("a rank").success(), "{transport}");
+        }
     }
 }

@@ -159,3 +159,17 @@ fn endpoint(settings: &Settings) -> Result<Endpoint, RmaError> {
     let error = Error::os("bind", io::Error::from(io::ErrorKind::AddrInUse));
     Err(RmaError::Engine { action, error })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Peers that open it copy by kernels while something long is under way.
+    #[test]
+    fn peers_do_not_open_gpu_memory() {
+        let settings = Settings::from_env().expect("settings");
+        let endpoint = endpoint(&settings).expect("an endpoint");
+        assert!(!endpoint.config().ipc);
+        endpoint.close().expect("closed");
+    }
+}
