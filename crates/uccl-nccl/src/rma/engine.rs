@@ -146,6 +146,9 @@ fn endpoint(settings: &Settings) -> Result<Endpoint, RmaError> {
             num_cpus: settings.threads.unwrap_or(config.num_cpus),
             // A GPU's copy kernel would wait for NCCL's kernels, which may wait for it.
             ipc: false,
+            // A peer that is stopped in the middle of a copy to this process's memory would keep
+            // that from being given back; what comes by rings this process copies itself.
+            cma: false,
             ..config
         })
     };
@@ -164,12 +167,12 @@ fn endpoint(settings: &Settings) -> Result<Endpoint, RmaError> {
 mod tests {
     use super::*;
 
-    /// Peers that open it copy by kernels while something long is under way.
+    /// Peers that open a GPU's copy by kernels while something long is under way.
     #[test]
-    fn peers_do_not_open_gpu_memory() {
+    fn peers_do_not_open_memory() {
         let settings = Settings::from_env().expect("settings");
         let endpoint = endpoint(&settings).expect("an endpoint");
-        assert!(!endpoint.config().ipc);
+        assert!(!endpoint.config().ipc && !endpoint.config().cma);
         endpoint.close().expect("closed");
     }
 }
