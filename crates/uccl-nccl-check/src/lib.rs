@@ -105,7 +105,7 @@ pub fn serve_parent() -> Result<()> {
 fn check(args: &CheckArgs) -> Result<Report> {
     let path = args.library.canonicalize();
     let path = path.with_context(|| args.library.display().to_string())?;
-    let Found { nets, tuners, rmas } = versions(&path)?;
+    let Versions { nets, tuners, rmas } = versions(&path)?;
     let wanted = |version: &u32| args.versions.is_empty() || args.versions.contains(version);
     let all = nets.clone();
     let nets: Vec<u32> = nets.into_iter().filter(wanted).collect();
@@ -145,13 +145,13 @@ fn check(args: &CheckArgs) -> Result<Report> {
 }
 
 /// The versions of a library's tables.
-struct Found {
+struct Versions {
     nets: Vec<u32>,
     tuners: Vec<u32>,
     rmas: Vec<u32>,
 }
 
-fn versions(path: &std::path::Path) -> Result<Found> {
+fn versions(path: &std::path::Path) -> Result<Versions> {
     let library = Library::open(path)?;
     let nets: Vec<u32> = library.nets().iter().map(|table| table.version()).collect();
     let tuners: Vec<u32> = library.tuners().iter().map(|table| table.version()).collect();
@@ -164,5 +164,5 @@ fn versions(path: &std::path::Path) -> Result<Found> {
              ncclRmaPlugin_v13 to v16"
         );
     }
-    Ok(Found { nets, tuners, rmas })
+    Ok(Versions { nets, tuners, rmas })
 }

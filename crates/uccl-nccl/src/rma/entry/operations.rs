@@ -29,32 +29,32 @@ struct At {
 
 /// A put or a get, as NCCL has it.
 #[derive(Clone, Copy)]
-struct Asked {
-    call: &'static str,
+struct Call {
+    name: &'static str,
     op: Op,
     context: c_int,
     local: At,
     bytes: usize,
     remote: At,
     rank: u32,
-    signal: Option<AskedSignal>,
+    signal: Option<CallSignal>,
 }
 
 #[derive(Clone, Copy)]
-struct AskedSignal {
+struct CallSignal {
     at: At,
     value: u64,
     change: u32,
 }
 
-impl Asked {
+impl Call {
     /// The operation of this call.
     ///
     /// # Safety
     ///
     /// Its registrations are null or of this plugin.
     unsafe fn operation(&self, contexts: &Contexts) -> Result<Operation, Fault> {
-        let misuse = |why| Fault::Misuse(self.call, why);
+        let misuse = |why| Fault::Misuse(self.name, why);
         let context = contexts.number(self.context);
         let context = context.ok_or(misuse("there is no such context"))?;
         let rank = self.rank as usize;
@@ -65,7 +65,7 @@ impl Asked {
         if self.bytes > 0 {
             // SAFETY: the caller's.
             let (ours, theirs) = unsafe {
-                (known::<Region>(self.call, self.local.mr)?, known(self.call, self.remote.mr)?)
+                (known::<Region>(self.name, self.local.mr)?, known(self.name, self.remote.mr)?)
             };
             let ptr = usize::try_from(self.local.offset).ok();
             let ptr = ptr.and_then(|offset| ours.base.checked_add(offset));
@@ -76,7 +76,7 @@ impl Asked {
         }
         let signal = match self.signal {
             None => None,
-            Some(AskedSignal { at, value, change }) => {
+            Some(CallSignal { at, value, change }) => {
                 let change = match change {
                     signal::INCREMENT => Change::Add(1),
                     signal::ADD => Change::Add(value),
@@ -86,7 +86,7 @@ impl Asked {
                     return Err(misuse("a signal's word is aligned to 8 bytes"));
                 }
                 // SAFETY: the caller's.
-                let region = unsafe { known::<Region>(self.call, at.mr) }?.number;
+                let region = unsafe { known::<Region>(self.name, at.mr) }?.number;
                 Some(SignalPlace { region, offset: at.offset, change })
             }
         };
@@ -103,13 +103,13 @@ impl Asked {
         quiet(|| {
             // SAFETY: the caller's.
             let (contexts, operation) = unsafe {
-                give(self.call, request, null_mut())?;
-                let contexts = known::<Contexts>(self.call, contexts)?;
+                give(self.name, request, null_mut())?;
+                let contexts = known::<Contexts>(self.name, contexts)?;
                 (contexts, self.operation(contexts)?)
             };
             let ticket = contexts.coll.begin(operation)?;
             // SAFETY: the caller's.
-            unsafe { give(self.call, request, ticket.cast_mut().cast()) }
+            unsafe { give(self.name, request, ticket.cast_mut().cast()) }
         })
     }
 }
@@ -127,10 +127,10 @@ pub(crate) unsafe extern "C" fn put_v13(
 ) -> NcclResult {
     let (local, remote) =
         (At { offset: source, mr: source_mr }, At { offset: target, mr: target_mr });
-    let (call, op, signal) = ("iput", Op::Write, None);
-    let asked = Asked { call, op, context, local, bytes, remote, rank, signal };
+    let (name, op, signal) = ("iput", Op::Write, None);
+    let begun = Call { name, op, context, local, bytes, remote, rank, signal };
     // SAFETY: NCCL's contexts, registrations and place.
-    unsafe { asked.begin(contexts, request) }
+    unsafe { begun.begin(contexts, request) }
 }
 
 /// Options only say that more follows: nothing is held back here.
@@ -165,10 +165,10 @@ pub(crate) unsafe extern "C" fn get_v13(
 ) -> NcclResult {
     let (local, remote) =
         (At { offset: target, mr: target_mr }, At { offset: source, mr: source_mr });
-    let (call, op, signal) = ("iget", Op::Read, None);
-    let asked = Asked { call, op, context, local, bytes, remote, rank, signal };
+    let (name, op, signal) = ("iget", Op::Read, None);
+    let begun = Call { name, op, context, local, bytes, remote, rank, signal };
     // SAFETY: NCCL's contexts, registrations and place.
-    unsafe { asked.begin(contexts, request) }
+    unsafe { begun.begin(contexts, request) }
 }
 
 pub(crate) unsafe extern "C" fn get_v15(
@@ -206,11 +206,11 @@ pub(crate) unsafe extern "C" fn put_signal_v13(
 ) -> NcclResult {
     let (local, remote) =
         (At { offset: source, mr: source_mr }, At { offset: target, mr: target_mr });
-    let signal = Some(AskedSignal { at: At { offset: word, mr: word_mr }, value, change });
-    let (call, op) = ("iputSignal", Op::Write);
-    let asked = Asked { call, op, context, local, bytes, remote, rank, signal };
+    let signal = Some(CallSignal { at: At { offset: word, mr: word_mr }, value, change });
+    let (name, op) = ("iputSignal", Op::Write);
+    let begun = Call { name, op, context, local, bytes, remote, rank, signal };
     // SAFETY: NCCL's contexts, registrations and place.
-    unsafe { asked.begin(contexts, request) }
+    unsafe { begun.begin(contexts, request) }
 }
 
 /// Each signal is strong: NCCL sends that of a put apart from it.
