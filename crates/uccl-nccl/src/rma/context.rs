@@ -76,8 +76,8 @@ struct Stand {
 }
 
 enum Progress {
-    /// The peer has not told of its region yet, or an earlier operation waits for that.
-    Waiting,
+    /// The peer has not told of its region yet, or an earlier operation waits for that: since when.
+    Waiting(Instant),
     Posted(TransferHandle),
     Done,
     Failed(RmaError),
@@ -101,11 +101,12 @@ impl Coll {
             let earlier = operations.requests.get(*place);
             earlier.is_some_and(|earlier| earlier.operation.is_ordered_with(&operation))
         };
-        let progress = match operations.waiting.iter().any(is_behind) {
-            true => Progress::Waiting,
+        let posted = match operations.waiting.iter().any(is_behind) {
+            true => None,
             false => self.post(&operation).inspect_err(|error| self.group.fail(error))?,
         };
-        let is_waiting = matches!(progress, Progress::Waiting);
+        let is_waiting = posted.is_none();
+        let progress = posted.unwrap_or_else(|| Progress::Waiting(Instant::now()));
         let ticket = operations.requests.insert(Stand { operation, progress });
         if is_waiting {
             // SAFETY: the slots keep the ticket.
@@ -123,7 +124,7 @@ impl Coll {
         let stand = operations.requests.get_mut(ticket.place());
         let stand = stand.ok_or(Fault::Misuse("test", "the request has ended"))?;
         let ended = match &stand.progress {
-            Progress::Waiting => return self.group.check().map(|()| false).map_err(Fault::from),
+            Progress::Waiting(_) => return self.group.check().map(|()| false).map_err(Fault::from),
             Progress::Done => Ok(()),
             Progress::Failed(error) => Err(error.clone()),
             Progress::Posted(transfer) => match transfer.poll() {
@@ -152,23 +153,23 @@ impl Coll {
         }
     }
 
-    /// Posts an operation, unless the rank's region is not known yet.
-    fn post(&self, operation: &Operation) -> Result<Progress, RmaError> {
+    /// Posts an operation; `None` while the rank's region is not known.
+    fn post(&self, operation: &Operation) -> Result<Option<Progress>, RmaError> {
         let Operation { rank, op, context, .. } = *operation;
         let Some(conn) = self.group.conn(rank) else {
             return Err(RmaError::Failed(format!("rank {rank} has left")));
         };
-        let Some(target) = self.target(operation)? else { return Ok(Progress::Waiting) };
+        let Some(target) = self.target(operation)? else { return Ok(None) };
         let (iovs, adverts) = (operation.local.as_slice(), target.memory.as_slice());
         if iovs.is_empty() && target.signal.is_none() {
-            return Ok(Progress::Done);
+            return Ok(Some(Progress::Done));
         }
         let signal = target.signal;
         let request = Request { signal, context, ..Request::new(conn, op, iovs, adverts) };
         match self.group.engine.endpoint.try_run_held(&request) {
-            Ok(Tried::Done(_)) => Ok(Progress::Done),
-            Ok(Tried::Under(transfer)) => Ok(Progress::Posted(transfer)),
-            Err(Error::Full { .. }) => Ok(Progress::Waiting),
+            Ok(Tried::Done(_)) => Ok(Some(Progress::Done)),
+            Ok(Tried::Under(transfer)) => Ok(Some(Progress::Posted(transfer))),
+            Err(Error::Full { .. }) => Ok(None),
             Err(error) => Err(operation.failed(error)),
         }
     }
@@ -202,15 +203,21 @@ impl Coll {
         let waiting = std::mem::take(&mut operations.waiting);
         for place in waiting {
             let Some(stand) = operations.requests.get_mut(place) else { continue };
+            let Progress::Waiting(since) = stand.progress else { continue };
             let is_behind = held.iter().any(|other| other.is_ordered_with(&stand.operation));
-            stand.progress = match is_behind {
-                true => Progress::Waiting,
-                false => self.post(&stand.operation).unwrap_or_else(Progress::Failed),
+            let posted = if is_behind { Ok(None) } else { self.post(&stand.operation) };
+            stand.progress = match posted {
+                Ok(Some(progress)) => progress,
+                Ok(None) if since.elapsed() > self.group.engine.limit => {
+                    Progress::Failed(stand.operation.too_late(self.group.engine.limit))
+                }
+                Ok(None) => {
+                    held.push(stand.operation);
+                    operations.waiting.push_back(place);
+                    continue;
+                }
+                Err(error) => Progress::Failed(error),
             };
-            if matches!(stand.progress, Progress::Waiting) {
-                held.push(stand.operation);
-                operations.waiting.push_back(place);
-            }
         }
         Ok(())
     }
@@ -250,7 +257,7 @@ fn unfinished_ranks(
 ) -> Vec<usize> {
     let is_open = |stand: &Stand| match &stand.progress {
         Progress::Posted(transfer) => matches!(transfer.poll(), Ok(Status::Pending)),
-        Progress::Waiting | Progress::Done | Progress::Failed(_) => false,
+        Progress::Waiting(_) | Progress::Done | Progress::Failed(_) => false,
     };
     let used = requests.used().map(|(_, stand)| &*stand);
     let open = used.filter(|stand| is_of_them(stand) && is_open(stand));
@@ -270,6 +277,15 @@ impl Operation {
     /// Whether the one that is begun first must also be posted first.
     fn is_ordered_with(&self, other: &Self) -> bool {
         (self.context, self.rank) == (other.context, other.rank)
+    }
+
+    /// Its region has not been told of in time.
+    fn too_late(&self, limit: Duration) -> RmaError {
+        let of_signal = self.signal.map_or(0, |signal| signal.region);
+        let region = if self.local.is_some() { self.remote.0 } else { of_signal };
+        let seconds = limit.as_secs();
+        let why = format!("region {region} was not registered there within {seconds} s");
+        self.failed(Error::Invalid(why))
     }
 
     fn failed(&self, error: Error) -> RmaError {
@@ -292,5 +308,47 @@ impl Contexts {
     /// Ends the operations that are under way.
     pub(crate) fn end(&self) {
         self.coll.end(self.first, self.count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        rma::{engine::Engine, joining},
+        settings::Settings,
+    };
+
+    #[test]
+    fn a_put_does_not_wait_for_ever_for_a_region() {
+        let settings = Settings::from_env().expect("settings");
+        let settings = Settings { timeout: Duration::from_secs(1), ..settings };
+        let engine = Arc::new(Engine::new(&settings).expect("an endpoint"));
+        let (group, handle) = joining::listen(&engine, 0).expect("a listener");
+        joining::join(&group, &[handle], 0).expect("a group of one");
+        let coll = Coll::new(group);
+        let words = [0_u64; 2];
+        // SAFETY: the words outlive the group, and no operation is about them.
+        let region = unsafe { coll.group.register(words.as_ptr() as usize, 16) };
+        let region = region.expect("registered");
+        let signal = SignalPlace { region: 5, offset: 0, change: Change::Add(1) };
+        let iov = Iov { mr: region.mr, ptr: region.base, len: 8 };
+        let (local, remote) = (Some(iov), (5, 0));
+        let put =
+            Operation { context: 0, rank: 0, op: Op::Write, local, remote, signal: Some(signal) };
+        // SAFETY: the group keeps the ticket.
+        let ticket = unsafe { &*coll.begin(put).expect("begun") };
+        let end = Instant::now() + Duration::from_secs(20);
+        let failed = loop {
+            match coll.test(ticket) {
+                Ok(false) if Instant::now() < end => thread::yield_now(),
+                ended => break ended,
+            }
+        };
+        let said = failed.expect_err("nobody has that region").to_string();
+        assert!(said.contains("region 5 was not registered"), "{said}");
+        assert!(coll.begin(put).is_err(), "the group has failed");
+        coll.close();
+        engine.endpoint.close().expect("closed");
     }
 }
