@@ -174,8 +174,14 @@ impl Launch {
                 }
                 Some(FromRank::Do { fate, to }) => {
                     let rank = ranks.get_mut(to).context("a fate for a rank that is not there")?;
-                    rank.suffer(fate)?;
-                    ranks[from].lines.send(&ToRank::Done)?;
+                    match rank.suffer(fate) {
+                        Ok(()) => ranks[from].lines.send(&ToRank::Done)?,
+                        Err(error) => {
+                            // The link of a rank that has failed ends with it.
+                            end = end.min(Instant::now() + OTHERS);
+                            failures.push(format!("{error:#}"));
+                        }
+                    }
                 }
             }
         }

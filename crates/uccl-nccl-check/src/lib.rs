@@ -44,7 +44,7 @@ use crate::{
 /// The subcommand by which a check starts its ranks; see [`serve_parent`].
 pub const SUBCOMMAND: &str = "nccl-check-rank";
 
-/// Check an NCCL network, tuner or one-sided plugin: layout, properties and behaviour, without a GPU
+/// Check an NCCL network, tuner or one-sided plugin: layout and behaviour, without a GPU
 ///
 /// The plugin is loaded as NCCL loads it, by two and more processes. The exit status is 0 unless a
 /// check fails. Variables of the environment, as NCCL_SOCKET_IFNAME, reach the plugin.
@@ -148,7 +148,7 @@ fn launch(args: &CheckArgs, library: PathBuf) -> Result<Launch> {
 
 fn check(args: &CheckArgs) -> Result<Report> {
     let path = library(args)?;
-    let TableVersions { nets, tuners, rmas } = versions(&path)?;
+    let Versions { nets, tuners, rmas } = versions(&path)?;
     let wanted = |version: &u32| args.versions.is_empty() || args.versions.contains(version);
     let all = nets.clone();
     let nets: Vec<u32> = nets.into_iter().filter(wanted).collect();
@@ -182,13 +182,13 @@ fn check(args: &CheckArgs) -> Result<Report> {
 }
 
 /// The versions of a library's tables.
-struct TableVersions {
+struct Versions {
     nets: Vec<u32>,
     tuners: Vec<u32>,
     rmas: Vec<u32>,
 }
 
-fn versions(path: &std::path::Path) -> Result<TableVersions> {
+fn versions(path: &std::path::Path) -> Result<Versions> {
     let library = Library::open(path)?;
     let nets: Vec<u32> = library.nets().iter().map(|table| table.version()).collect();
     let tuners: Vec<u32> = library.tuners().iter().map(|table| table.version()).collect();
@@ -201,5 +201,5 @@ fn versions(path: &std::path::Path) -> Result<TableVersions> {
              ncclRmaPlugin_v13 to v16"
         );
     }
-    Ok(TableVersions { nets, tuners, rmas })
+    Ok(Versions { nets, tuners, rmas })
 }

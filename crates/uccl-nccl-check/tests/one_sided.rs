@@ -18,12 +18,12 @@ fn notices(fault: &str, name: &str, words: &str) {
 fn a_one_sided_plugin_in_c_passes() {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(library) = compiled(&folder, SOURCE, "NONE") else { return };
-    let only = "rma-layout,rma-ends,rma-join,rma-put,rma-signal,rma-get,rma-order,rma-regions,\
-                rma-close,rma-close-dead,rma-close-stopped,rma-killed";
+    let only = "rma-layout,rma-ends,rma-join,rma-put,rma-signal,rma-get,rma-strong,rma-order,\
+                rma-regions,rma-close,rma-close-dead,rma-close-stopped,rma-streams,rma-killed";
     let (passed, rows) = check(&library, only, SILENCE_S);
     assert!(passed, "{rows:#?}");
     let has_passed = |row: &&Value| row["outcome"]["passed"].is_string();
-    assert_eq!(rows.iter().filter(has_passed).count(), 12, "{rows:#?}");
+    assert_eq!(rows.iter().filter(has_passed).count(), 14, "{rows:#?}");
 }
 
 #[test]
@@ -77,6 +77,16 @@ fn a_wrong_byte_of_a_get_is_noticed() {
 #[test]
 fn a_signal_before_earlier_puts_is_noticed() {
     notices("LOOSE", "rma-order", "its signal is there, and byte");
+}
+
+#[test]
+fn a_weak_signal_is_noticed() {
+    notices("LOOSE", "rma-strong", "the signal is there, and byte");
+}
+
+#[test]
+fn a_signal_that_comes_twice_without_a_stream_is_noticed() {
+    notices("TWICE", "rma-streams", "signals of 300 puts");
 }
 
 #[test]

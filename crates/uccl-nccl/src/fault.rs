@@ -4,12 +4,17 @@ use uccl_device::Error as DeviceError;
 use uccl_flow::{ErrorClass, FlowError};
 use uccl_nccl_abi::NcclResult;
 
+use crate::rma_error::RmaError;
+
 /// Why a call of NCCL's fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
     /// A flow, a listener or their process.
     #[error(transparent)]
     Flow(#[from] FlowError),
+    /// A one-sided call.
+    #[error(transparent)]
+    Rma(#[from] RmaError),
     /// The machine's interfaces.
     #[error("the network interfaces cannot be read: {0}")]
     Interfaces(#[from] DeviceError),
@@ -33,6 +38,7 @@ impl Fault {
                 ErrorClass::Sizes => NcclResult::INVALID_USAGE,
                 ErrorClass::Remote => NcclResult::REMOTE_ERROR,
             },
+            Self::Rma(error) => error.result(),
             Self::Interfaces(_) => NcclResult::SYSTEM_ERROR,
             Self::NoInterface(_) | Self::Variable { .. } => NcclResult::INVALID_USAGE,
             Self::Misuse(..) => NcclResult::INTERNAL_ERROR,

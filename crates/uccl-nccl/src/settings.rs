@@ -30,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) chunk_kib: Option<usize>,
     /// The secret that peers must prove to have.
     pub(crate) psk: Option<Psk>,
+    /// Whether NCCL finds the one-sided tables.
+    pub(crate) has_rma: bool,
 }
 
 /// Versions of IP.
@@ -82,6 +84,7 @@ impl Settings {
             small_kib: read(&get, "UCCL_NCCL_SMALL_KB", number(0..=1024))?,
             chunk_kib: read(&get, "UCCL_CHUNK_SIZE_KB", number(4..=4096))?,
             psk: get("UCCL_NCCL_PSK").and_then(|secret| Psk::new(secret.as_bytes()).ok()),
+            has_rma: read(&get, "UCCL_NCCL_RMA", number(0..=1_u8))? == Some(1),
         })
     }
 }

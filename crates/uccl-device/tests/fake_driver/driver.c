@@ -15,7 +15,8 @@
  * What tests control: fake_pause(1) has copies and kernels (no fills) stay where they are until fake_pause(0), but for as many as
  * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_stall(1) has calls that enqueue copies
  * not return until fake_stall(0), and fake_stalled() counts them; fake_launched() counts the bytes that streams were told
- * to copy, fake_tables() the copy kernels with tables in GPU memory, fake_blocked() the calls that wait. Kernels are known by
+ * to copy, fake_tables() the copy kernels with tables in GPU memory, fake_kernels() all copy kernels, fake_allocations() the
+ * memory that was ever asked for, fake_blocked() the calls that wait. Kernels are known by
  * their names; fake_emulate() adds one, which a function runs on a thread of its own. fake_record(1) notes the launches of
  * such kernels until fake_record(0), as a graph does, and fake_replay() launches them again with the same parameters.
  * fake_fabric(n) puts the process into NVLink domain n, where memory has fabric handles, but not that of the last GPU.
@@ -116,6 +117,7 @@ static pthread_mutex_t contexts[GPUS] = {[0 ... GPUS - 1] = PTHREAD_MUTEX_INITIA
 static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
 static uint64_t next_id = 1, launched, table_launches;
+static uint64_t kernel_launches, allocations;
 static uint64_t next_order = 1;
 static int connections, next_number = 1, shuts, flushes, domain;
 static int initialised, paused, passing, taken = -1, stall, stalled, blocked;
@@ -391,6 +393,22 @@ void fake_pass(int count, uint64_t most) {
     pthread_mutex_unlock(&lock);
 }
 
+/* The copy kernels that were launched. */
+uint64_t fake_kernels(void) {
+    pthread_mutex_lock(&lock);
+    uint64_t count = kernel_launches;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* How often memory was asked for. */
+uint64_t fake_allocations(void) {
+    pthread_mutex_lock(&lock);
+    uint64_t count = allocations;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
 /* Takes so many copies more and refuses those after them; with a number below 0, none. */
 void fake_refuse(int after) {
     pthread_mutex_lock(&lock);
@@ -565,6 +583,9 @@ static code allocate(void **start, size_t len, int type) {
     if (len == 0 || fd < 0 || ftruncate(fd, len) != 0)
         return INVALID;
     pass(current());
+    pthread_mutex_lock(&lock);
+    allocations++;
+    pthread_mutex_unlock(&lock);
     *start = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (*start == MAP_FAILED)
         return close(fd), NO_MEMORY;
@@ -926,6 +947,9 @@ code cuLaunchKernel(handle f, unsigned gx, unsigned gy, unsigned gz, unsigned bx
         }
         return launch_emulated(h, w);
     }
+    pthread_mutex_lock(&lock);
+    kernel_launches++;
+    pthread_mutex_unlock(&lock);
     const struct function *kernel = f;
     const struct head *head = parameters[0];
     const char *tables = (const char *)(head + 1);

@@ -21,6 +21,8 @@ pub(crate) struct Fake {
     refuse: extern "C" fn(c_int),
     launched: extern "C" fn() -> u64,
     tables: extern "C" fn() -> u64,
+    kernels: extern "C" fn() -> u64,
+    allocations: extern "C" fn() -> u64,
     blocked: extern "C" fn() -> c_int,
     emulate: extern "C" fn(EmulatedKernel),
     limit_together: extern "C" fn(u32),
@@ -86,6 +88,16 @@ impl Fake {
     /// How many copy kernels were launched with tables in the GPU's memory.
     pub(crate) fn tables(self) -> u64 {
         (self.tables)()
+    }
+
+    /// How many copy kernels were launched.
+    pub(crate) fn kernels(self) -> u64 {
+        (self.kernels)()
+    }
+
+    /// How often memory was asked for.
+    pub(crate) fn allocations(self) -> u64 {
+        (self.allocations)()
     }
 
     /// How many bytes streams were asked to copy.
@@ -161,6 +173,14 @@ pub(crate) fn load() -> Fake {
                 tables: std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(find(
                     library,
                     c"fake_tables",
+                )),
+                kernels: std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(find(
+                    library,
+                    c"fake_kernels",
+                )),
+                allocations: std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(find(
+                    library,
+                    c"fake_allocations",
                 )),
                 launched: std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(find(
                     library,

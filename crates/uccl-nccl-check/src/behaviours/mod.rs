@@ -123,11 +123,13 @@ pub(crate) const BEHAVIOURS: &[Behaviour] = &[
     of_rmas("rma-put", "0 B to 16 MiB, odd offsets, signals behind their bytes", 2, rma::put),
     of_rmas("rma-signal", "increments and sums, to itself too, exactly once", 2, rma::signals),
     of_rmas("rma-get", "gets of all sizes, and a flush", 2, rma::get),
+    of_rmas("rma-strong", "signals by themselves, behind long puts", 2, rma::strong),
     of_rmas("rma-order", "8 contexts, 4 ranks at random: signals behind all puts", 4, rma::order),
     of_rmas("rma-regions", "the same memory twice, parts of it, beside puts", 2, rma::regions),
     of_rmas("rma-close", "close with operations under way; no byte lands later", 2, rma::close),
     of_rmas("rma-close-dead", "the same with a rank that was killed", 3, rma::close_dead),
     of_rmas("rma-close-stopped", "the same with a rank that was stopped", 2, rma::close_stopped),
+    of_rmas("rma-streams", "TCP streams that end: no signal comes twice", 2, rma::streams),
     of_rmas("rma-killed", "a killed rank is an error, idle or not", 4, rma::killed),
     Behaviour {
         name: "rma-cut",

@@ -2,12 +2,14 @@
 // kernel, within the call. FAULT breaks one rule each, so that the check's tests see that it notices.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -64,6 +66,7 @@ struct coll {
   int ranks, rank, has_failed, has_left[RANKS];
   struct handle peers[RANKS];
   struct table *own;
+  int streams[2];
 };
 
 static int copy(int pid, void *local, uint64_t remote, size_t size, bool writes) {
@@ -144,11 +147,26 @@ static int has_joined(struct handle *peer, bool *joined) {
   return 0;
 }
 
+// A TCP stream to itself that carries nothing, so that the check has one to end.
+static int open_streams(int streams[2]) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t length = sizeof at;
+  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  streams[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (bind(listener, (void *)&at, length) || listen(listener, 1) || getsockname(listener, (void *)&at, &length))
+    return -1;
+  if (connect(streams[0], (void *)&at, length)) return -1;
+  streams[1] = accept(listener, NULL, NULL);
+  close(listener);
+  return streams[1] < 0 ? -1 : 0;
+}
+
 static int connect_(void *context, void *handles[], int ranks, int rank, void *listener, void **out) {
   (void)context;
   struct coll *coll = calloc(1, sizeof *coll);
   coll->ranks = ranks, coll->rank = rank, coll->own = listener;
   coll->own->has_joined = 1;
+  if (open_streams(coll->streams)) return fail(SYSTEM, "a stream");
   for (int at = 0; at < ranks; at++) memcpy(&coll->peers[at], handles[at], sizeof coll->peers[at]);
   time_t end = time(NULL) + 3;
   for (int at = 0; at < ranks; at++) {
@@ -204,6 +222,7 @@ static void *write_late(void *data) {
 static int close_coll(void *of) {
   struct coll *coll = of;
   coll->own->has_left = 1;
+  close(coll->streams[0]), close(coll->streams[1]);
   if (FAULT == FAULT_SLOW) sleep(6);
   if (FAULT == FAULT_LATE && coll->own->count > 0) {
     pthread_t thread;
