@@ -1,4 +1,5 @@
-//! The tests of expert parallelism: several processes, with torch, in an environment of their own.
+//! The tests of expert parallelism and of collectives: several processes, with torch, in an
+//! environment of their own.
 
 use std::path::PathBuf;
 
@@ -26,8 +27,11 @@ pub(crate) fn tests() -> Result<Outcome> {
     python::install(&python, wheel)?;
     let mut done = Outcome::default();
     // The tests form a few groups.
-    let result =
-        python::pytest(&python, &["--numprocesses=3", "tests/ep", "tests/weights"], &mut done);
+    let result = python::pytest(
+        &python,
+        &["--numprocesses=3", "tests/ep", "tests/weights", "tests/collective"],
+        &mut done,
+    );
     done.or_failed(result)
 }
 
