@@ -55,8 +55,8 @@ def run(program: Path, mode: str, arguments: list[str]) -> subprocess.CompletedP
         file = program.with_name("on_cpus.py")
         file.write_text(ON_CPUS)
         flags = [str(program), *flags]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
-    command += [f"--nproc_per_node={ranks}", "--master_port=0", str(file), *flags, *arguments]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc_per_node={ranks}", str(file), *flags, *arguments]
     return subprocess.run(command, env=env, text=True, capture_output=True, timeout=550)
 
 

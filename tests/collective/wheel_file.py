@@ -7,39 +7,23 @@ this project's ``p2p``, its own ``utils``, and a ``torch`` where the device of a
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 import types
-import zipfile
 from pathlib import Path
 from typing import Any
 
-CACHE = Path.home() / ".cache" / "uccl" / "collective"
-#: The wheel, and the packages that its file imports.
-NEEDED = ["uccl==0.1.1", "intervaltree==3.1.0", "sortedcontainers==2.4.0"]
+from packages import unpacked
+
+#: The packages that the wheel's file imports.
+IMPORTED = ["intervaltree==3.1.0", "sortedcontainers==2.4.0"]
 _loaded: dict[str, Any] = {}
 
 
-def fetch() -> str | None:
-    """Gets the files from PyPI, unless they are there. The reason, if that fails."""
-    if (CACHE / "done").exists():
-        return None
-    files = CACHE / "files"
-    # The wheel is for Python 3.12, of which its Python files make no use.
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(files)]
-    for name in NEEDED:
-        version = ["--python-version", "3.12", "--only-binary=:all:"] if "uccl" in name else []
-        ran = subprocess.run([*command, *version, name], capture_output=True, text=True)
-        if ran.returncode:
-            return f"{name}: {ran.stderr.strip()[-200:]}"
-    for file in files.iterdir():
-        if file.suffix == ".whl":
-            with zipfile.ZipFile(file) as wheel:
-                wheel.extractall(CACHE)
-        else:
-            subprocess.run(["tar", "-C", str(CACHE), "-xzf", str(file)], check=True)
-    (CACHE / "done").touch()
-    return None
+def fetch() -> Path:
+    """The folder of the wheel, which is for Python 3.12: its Python files make no use of that."""
+    for name in IMPORTED:
+        unpacked(name)
+    return unpacked("uccl==0.1.1", "--python-version", "3.12", "--only-binary=:all:")
 
 
 class _Torch(types.ModuleType):
@@ -65,15 +49,14 @@ def load() -> Any:
         return _loaded["collective"]
     from uccl import p2p
 
-    for folder in [CACHE, *CACHE.glob("intervaltree-*")]:
-        sys.path.append(str(folder))
+    sys.path += [str(unpacked(name)) for name in IMPORTED]
     package = types.ModuleType("uccl_wheel")
     package.__path__ = []
     package.p2p = p2p  # type: ignore[attr-defined]
     sys.modules.update({"uccl_wheel": package, "uccl_wheel.p2p": p2p})
     for name in ("utils", "collective"):
         spec = importlib.util.spec_from_file_location(
-            f"uccl_wheel.{name}", CACHE / "uccl" / f"{name}.py"
+            f"uccl_wheel.{name}", fetch() / "uccl" / f"{name}.py"
         )
         module = importlib.util.module_from_spec(spec)
         sys.modules[f"uccl_wheel.{name}"] = module
