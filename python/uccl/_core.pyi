@@ -33,6 +33,8 @@ __all__ = [
     "EpRouting",
     "EpRowLayout",
     "EpSettings",
+    "RankGroup",
+    "RankWork",
     "SharedMemory",
     "WeightsPublisher",
     "WeightsReader",
@@ -51,6 +53,7 @@ __all__ = [
     "ep_settings",
     "get_oob_ip",
     "last_error",
+    "rank_card",
     "weights_area",
     "weights_plan",
 ]
@@ -1856,6 +1859,138 @@ class EpSettings:
         """Tokens of each rank for which a size hint has room."""
 
 @final
+class RankGroup:
+    """A rank's end of a group of ranks. `options` is `(timeout, stream)`: seconds that the messages
+    may take, and the stream whose work they follow.
+    """
+
+    def __new__(
+        cls,
+        endpoint: Endpoint,
+        rank: int,
+        cards: Sequence[bytes],
+        *,
+        timeout: float | None = None,
+        needs_registration: bool = False,
+    ) -> Self:
+        """Joins a group, and waits until all ranks have. `cards` are those of all ranks, from
+        `rank_card`. With `needs_registration`, messages to ranks of other hosts need registered
+        memory.
+        """
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def members(self) -> list[int]:
+        """The numbers that the ranks had in the first group."""
+
+    def is_local(self, rank: int) -> bool:
+        """Whether a rank has this one's address."""
+
+    def connection(self, rank: int) -> int:
+        """The connection to another rank."""
+
+    def register(self, tensor: _Tensor) -> int:
+        """Registers a tensor's memory, unless registered memory holds it: the region's number."""
+
+    def deregister(self, tensor: _Tensor) -> bool:
+        """Ends the registration of exactly this tensor's memory; `False` if there is none."""
+
+    def registered(self, tensor: _Tensor) -> int | None:
+        """The number of the region that holds a tensor's memory, if it was registered."""
+
+    def send(
+        self, tensor: _Tensor, peer: int, options: tuple[float | None, _Stream | None] | None = None
+    ) -> RankWork:
+        """Sends a tensor to a rank."""
+
+    def recv(
+        self, tensor: _Tensor, peer: int, options: tuple[float | None, _Stream | None] | None = None
+    ) -> RankWork:
+        """Receives a tensor from a rank."""
+
+    def all_gather(
+        self,
+        input: _Tensor,
+        outputs: Sequence[_Tensor],
+        options: tuple[float | None, _Stream | None] | None = None,
+    ) -> RankWork:
+        """Every rank gets the input of every rank. The own part is the caller's to copy, as in all
+        collectives.
+        """
+
+    def all_to_all(
+        self,
+        inputs: Sequence[_Tensor],
+        outputs: Sequence[_Tensor],
+        options: tuple[float | None, _Stream | None] | None = None,
+    ) -> RankWork:
+        """Every rank gets a part of every rank's."""
+
+    def broadcast(
+        self, root: int, tensor: _Tensor, options: tuple[float | None, _Stream | None] | None = None
+    ) -> RankWork:
+        """Every rank gets the root's tensor."""
+
+    def scatter(
+        self,
+        root: int,
+        inputs: Sequence[_Tensor],
+        output: _Tensor,
+        options: tuple[float | None, _Stream | None] | None = None,
+    ) -> RankWork:
+        """Every rank gets its part of the root's; other ranks have no `inputs`."""
+
+    def gather(
+        self,
+        root: int,
+        input: _Tensor,
+        outputs: Sequence[_Tensor],
+        options: tuple[float | None, _Stream | None] | None = None,
+    ) -> RankWork:
+        """The root gets every rank's input; other ranks have no `outputs`."""
+
+    def barrier(self, options: tuple[float | None, _Stream | None] | None = None) -> RankWork:
+        """Ends on each rank when every rank has begun it."""
+
+    def work(self, id: int) -> RankWork:
+        """The call of a number."""
+
+    def lost(self) -> list[int]:
+        """The ranks that are lost, as far as this rank can tell now."""
+
+    def shrink(self, *, timeout: float | None = None) -> Self:
+        """The group of those ranks that are not lost. All of them call this."""
+
+    def close(self) -> None:
+        """Ends all calls and registrations, and leaves the ranks. The endpoint stays open."""
+
+@final
+class RankWork:
+    """A call of a group that has begun."""
+
+    @property
+    def id(self) -> int:
+        """The number of the call in its group."""
+
+    def poll(self) -> bool:
+        """Whether it has ended well. Raises if it has failed."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for its end, for at most `timeout` seconds: whether it has ended. Raises if it has
+        failed.
+        """
+
+    def cancel(self) -> None:
+        """Ends it: when this returns, no byte of it lands any more."""
+
+@final
 class WeightsPublisher:
     """A rank that publishes its shards, version after version."""
 
@@ -1935,6 +2070,9 @@ class WeightsReader:
         """Aborts a fetch and ends the regions. If a peer may still read, this fails, and the same
         call waits again.
         """
+
+def rank_card(endpoint: Endpoint) -> bytes:
+    """The bytes with which other ranks find an endpoint."""
 
 def weights_area(
     shape: Sequence[int], axes: Sequence[tuple[int, int, int | None]]

@@ -1,4 +1,5 @@
-//! The tests of expert parallelism: several processes, with torch, in an environment of their own.
+//! The tests of expert parallelism and of collectives: several processes, with torch, in an
+//! environment of their own.
 
 use std::path::PathBuf;
 
@@ -30,7 +31,8 @@ pub(crate) fn tests() -> Result<Outcome> {
     let mut done = Outcome::default();
     let without_ray = format!("--ignore={RAYS_TESTS}");
     // The tests form a few groups.
-    let arguments = ["--numprocesses=3", &without_ray, "tests/ep", "tests/weights"];
+    let folders = ["tests/ep", "tests/weights", "tests/collective"];
+    let arguments = [&["--numprocesses=3", &without_ray][..], &folders].concat();
     let result = python::pytest(&python, &arguments, &mut done);
     done.or_failed(result)
 }

@@ -76,9 +76,15 @@ const FLOORS: &[Floor] = &[
     },
     Floor { name: "weights", crates: &["uccl-shards"], below: &["ground", "engine"], shared: None },
     Floor {
+        name: "collectives",
+        crates: &["uccl-collective"],
+        below: &["ground", "engine"],
+        shared: None,
+    },
+    Floor {
         name: "bindings",
         crates: &["uccl-py", "uccl-capi", "uccl-nixl", "uccl-nccl"],
-        below: &["ground", "flows", "engine", "expert parallelism", "weights"],
+        below: &["ground", "flows", "engine", "expert parallelism", "weights", "collectives"],
         shared: None,
     },
     // It calls plugins by their tables alone, anyone's as this project's.

@@ -59,6 +59,7 @@ const ELSEWHERE: &[&str] = &[
     "--ignore=tests/mooncake",
     "--ignore=tests/vllm",
     "--ignore=tests/weights",
+    "--ignore=tests/collective",
 ];
 
 /// Runs the tests against the wheel.

@@ -1,7 +1,7 @@
 //! The Python extension module `uccl._core`: the engine under UCCL's names.
 //!
-//! It translates arguments and results. `uccl-p2p` and `uccl-ep` implement the calls, and
-//! `uccl-wire` the layout of bytes.
+//! It translates arguments and results. `uccl-p2p`, `uccl-collective` and `uccl-ep` implement the
+//! calls, and `uccl-wire` the layout of bytes.
 
 // Their macros are used below.
 #[macro_use]
@@ -16,6 +16,7 @@ mod args;
 mod buffer;
 mod by_address;
 mod call;
+mod collective;
 mod column;
 mod config;
 mod descs;
@@ -86,8 +87,11 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyZeroCopyView>()?;
     m.add_class::<ep::PyNormalCombine>()?;
     m.add_class::<ep_settings::PySettings>()?;
+    m.add_class::<collective::PyRankGroup>()?;
+    m.add_class::<collective::PyRankWork>()?;
     m.add_class::<weights::PyPublisher>()?;
     m.add_class::<weights::PyReader>()?;
+    m.add_function(wrap_pyfunction!(collective::rank_card, m)?)?;
     m.add_function(wrap_pyfunction!(weights::weights_area, m)?)?;
     m.add_function(wrap_pyfunction!(weights::weights_plan, m)?)?;
     m.add_function(wrap_pyfunction!(ep_settings::ep_settings, m)?)?;

@@ -14,6 +14,7 @@ pub mod ep_gpu_card;
 pub mod flow;
 pub mod frame;
 pub mod gpu_offer;
+pub mod group;
 pub mod handshake;
 pub mod ipc_info;
 pub mod libfabric;

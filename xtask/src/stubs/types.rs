@@ -11,15 +11,22 @@ use syn::{
 const OBJECTS: &[(&str, &str)] = &[
     ("desc_list", "Iterable[XferDesc]"),
     ("exchange", "Callable[[bytes], list[bytes | None]]"),
+    ("input", "_Tensor"),
+    ("inputs", "_Tensor"),
     ("memory", "_DispatchMemory"),
     ("meta", "Buffer"),
     ("metadata", "Buffer"),
     ("metadata_bytes", "Buffer"),
+    // Of a tuple; in a group's calls a stream is all that is an object there.
+    ("options", "_Stream"),
+    ("output", "_Tensor"),
+    ("outputs", "_Tensor"),
     ("owners", "object"),
     ("payload", "Buffer"),
     ("ptr", "_Pointer"),
     ("serialized_bytes", "Buffer"),
     ("stream", "_Stream"),
+    ("tensor", "_Tensor"),
     ("tensor_list", "Iterable[_Memory]"),
     ("xfer_handle", "int | tuple[bool, int] | XferHandle"),
 ];

@@ -1,0 +1,123 @@
+//! The parts of a group that its calls share: connections, lost ranks, and the notices of ranks
+//! that have given a collective up.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::Mutex;
+use uccl_p2p::{ConnId, Endpoint, Interrupt};
+use uccl_wire::group::GroupNotice;
+
+use crate::{
+    error::{Error, Result},
+    inbox::Inbox,
+    plan::Place,
+};
+
+pub(crate) struct Shared {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) inbox: Inbox,
+    pub(crate) place: Place,
+    pub(crate) epoch: u32,
+    /// By rank; none for the own rank.
+    conns: Vec<Option<ConnId>>,
+    standing: Mutex<Standing>,
+}
+
+#[derive(Default)]
+struct Standing {
+    lost: BTreeMap<usize, Arc<str>>,
+    /// Why no collective can begin any more.
+    broken: Option<Error>,
+    has_told: bool,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        (endpoint, inbox): (Endpoint, Inbox),
+        place: Place,
+        epoch: u32,
+        conns: Vec<Option<ConnId>>,
+    ) -> Self {
+        Self { endpoint, inbox, place, epoch, conns, standing: Mutex::default() }
+    }
+
+    /// The connection to a rank.
+    pub(crate) fn conn(&self, rank: usize) -> Result<ConnId> {
+        let conn = self.conns.get(rank).copied().flatten();
+        conn.ok_or(Error::NoSuchRank { rank, ranks: self.place.ranks })
+    }
+
+    /// The other ranks and their connections.
+    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, ConnId)> {
+        self.conns.iter().enumerate().filter_map(|(rank, conn)| Some((rank, (*conn)?)))
+    }
+
+    /// The failure of a message, as the caller sees it. A lost connection is remembered.
+    pub(crate) fn failure(&self, rank: usize, error: uccl_p2p::Error) -> Error {
+        match error {
+            uccl_p2p::Error::ConnectionLost { .. } => self.lose(rank, error.to_string().into()),
+            reason => Error::Failed { rank, reason },
+        }
+    }
+
+    /// Remembers a rank as lost.
+    fn lose(&self, rank: usize, reason: Arc<str>) -> Error {
+        let mut standing = self.standing.lock();
+        let reason = Arc::clone(standing.lost.entry(rank).or_insert(reason));
+        Error::Lost { rank, reason }
+    }
+
+    /// Why no collective can begin any more, if that is so.
+    pub(crate) fn broken(&self) -> Option<Error> {
+        self.standing.lock().broken.clone()
+    }
+
+    /// Takes in the notices of other ranks.
+    pub(crate) fn hear(&self) -> Result<()> {
+        for (conn, notice) in self.inbox.notices(&self.endpoint)? {
+            let teller = self.others().find(|(_, to)| *to == conn).map(|(rank, _)| rank);
+            let Some(teller) = teller.filter(|_| notice.epoch == self.epoch) else { continue };
+            let lost = notice.lost.iter().filter_map(|rank| usize::try_from(*rank).ok());
+            let mut why = Error::GivenUp { rank: teller };
+            for rank in lost.filter(|rank| *rank < self.place.ranks && *rank != self.place.rank) {
+                why = self.lose(rank, format!("rank {teller} has lost it").into());
+            }
+            self.standing.lock().broken.get_or_insert(why);
+        }
+        Ok(())
+    }
+
+    /// Ends the group's collectives, and tells the other ranks.
+    pub(crate) fn break_off(&self, why: &Error) {
+        let lost = {
+            let mut standing = self.standing.lock();
+            standing.broken.get_or_insert_with(|| why.clone());
+            if std::mem::replace(&mut standing.has_told, true) {
+                return;
+            }
+            standing.lost.keys().map(|rank| *rank as u32).collect()
+        };
+        let notice = GroupNotice { epoch: self.epoch, lost }.encode();
+        for (rank, conn) in self.others() {
+            // A rank that cannot be told is lost, and sees the end of the connection.
+            if let Err(e) = self.endpoint.send_notif(conn, &notice, None) {
+                self.failure(rank, e);
+            }
+        }
+    }
+
+    /// The ranks that are lost, after a look at every connection.
+    pub(crate) fn lost(&self, interrupt: &mut dyn Interrupt) -> Result<Vec<usize>> {
+        self.hear()?;
+        for (rank, conn) in self.others() {
+            match self.endpoint.check_peer(conn, interrupt) {
+                Err(uccl_p2p::Error::Interrupted) => {
+                    return Err(uccl_p2p::Error::Interrupted.into());
+                }
+                Err(e) => drop(self.failure(rank, e)),
+                Ok(()) => {}
+            }
+        }
+        Ok(self.standing.lock().lost.keys().copied().collect())
+    }
+}

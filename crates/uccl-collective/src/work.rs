@@ -1,0 +1,224 @@
+//! A call under way: its messages, its memory, and its end.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use uccl_p2p::{Interrupt, Status, TransferHandle, Uninterrupted};
+
+use crate::{
+    error::{Error, Result},
+    memory::CallRegions,
+    shared::Shared,
+};
+
+/// How long a waiting call looks at its messages between two looks at the other ranks' notices.
+const SLICE: Duration = Duration::from_millis(20);
+
+/// A call of a group that has begun. Its memory is kept allocated until it has ended.
+pub struct Work {
+    pub(crate) id: u64,
+    shared: Arc<Shared>,
+    /// Whether the other ranks depend on it.
+    is_collective: bool,
+    stage: Mutex<Stage>,
+}
+
+enum Stage {
+    Open(OpenCall),
+    Ended(Result<()>),
+}
+
+struct OpenCall {
+    parts: Vec<Part>,
+    /// Ends with the call, after its messages.
+    _regions: CallRegions,
+}
+
+/// A message under way.
+pub(crate) struct Part {
+    pub(crate) peer: usize,
+    /// The length of a receive.
+    pub(crate) expected: Option<u64>,
+    pub(crate) handle: TransferHandle,
+    pub(crate) is_done: bool,
+}
+
+impl Work {
+    pub(crate) fn new(
+        id: u64,
+        shared: Arc<Shared>,
+        is_collective: bool,
+        (parts, regions): (Vec<Part>, CallRegions),
+    ) -> Self {
+        let stage = Mutex::new(Stage::Open(OpenCall { parts, _regions: regions }));
+        Self { id, shared, is_collective, stage }
+    }
+
+    /// Its number in its group.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Whether it has ended well. Makes progress.
+    ///
+    /// # Errors
+    /// It has failed; asking again gives the same error. No byte of it lands any more.
+    pub fn poll(&self) -> Result<bool> {
+        self.advance(None, &mut Uninterrupted)
+    }
+
+    /// Waits for its end, for at most `timeout`. `false`: it goes on.
+    ///
+    /// # Errors
+    /// As those of [`poll`](Self::poll), or the wait was interrupted, and the call goes on.
+    pub fn wait(&self, timeout: Option<Duration>, interrupt: &mut dyn Interrupt) -> Result<bool> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()));
+            if self.advance(Some(left.min(SLICE)), interrupt)? {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+            if interrupt.interrupted() {
+                return Err(uccl_p2p::Error::Interrupted.into());
+            }
+        }
+    }
+
+    /// Ends it: when this returns, no byte of it lands any more. A collective that has not ended
+    /// before ends the group's collectives.
+    pub fn cancel(&self) {
+        let mut stage = self.stage.lock();
+        if let Stage::Open(open) = &mut *stage {
+            let by = uccl_p2p::Error::Cancelled { by: "the caller".into() };
+            let why = self.give_up(open, Error::Engine(by));
+            *stage = Stage::Ended(Err(why));
+        }
+    }
+
+    /// Fails the call because a message could not be posted.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        let mut stage = self.stage.lock();
+        match &mut *stage {
+            Stage::Open(open) => {
+                let why = self.give_up(open, error);
+                *stage = Stage::Ended(Err(why.clone()));
+                why
+            }
+            Stage::Ended(_) => error,
+        }
+    }
+
+    /// Ends it if its messages have ended, without progress. Whether it has ended.
+    pub(crate) fn settle(&self) -> bool {
+        {
+            let Some(stage) = self.stage.try_lock() else { return false };
+            let Stage::Open(open) = &*stage else { return true };
+            let is_pending = |part: &Part| matches!(part.handle.status(), Ok(Status::Pending));
+            if open.parts.iter().any(|part| !part.is_done && is_pending(part)) {
+                return false;
+            }
+        }
+        // The next question about the call gets the error.
+        !matches!(self.poll(), Ok(false))
+    }
+
+    /// Makes progress for at most `slice`; once, if there is none.
+    fn advance(&self, slice: Option<Duration>, interrupt: &mut dyn Interrupt) -> Result<bool> {
+        let mut stage = self.stage.lock();
+        let open = match &mut *stage {
+            Stage::Ended(result) => return result.clone().map(|()| true),
+            Stage::Open(open) => open,
+        };
+        let mut moved = self.step(open, slice, interrupt);
+        if let (Ok(false), Some(_), true) = (&moved, slice, self.is_collective) {
+            self.shared.hear()?;
+            moved = self.shared.broken().map_or(moved, Err);
+        }
+        match moved {
+            Ok(false) => Ok(false),
+            Ok(true) => {
+                *stage = Stage::Ended(Ok(()));
+                Ok(true)
+            }
+            // The wait has ended, and not the call.
+            Err(Error::Engine(interrupted)) => Err(Error::Engine(interrupted)),
+            Err(error) => {
+                let why = self.give_up(open, error);
+                *stage = Stage::Ended(Err(why.clone()));
+                Err(why)
+            }
+        }
+    }
+
+    /// Whether all messages have ended well.
+    fn step(
+        &self,
+        open: &mut OpenCall,
+        slice: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<bool> {
+        let until = slice.map(|slice| Instant::now() + slice);
+        let mut is_done = true;
+        for part in open.parts.iter_mut().filter(|part| !part.is_done) {
+            let status = match until {
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    part.handle.wait(Some(left), interrupt)?
+                }
+                None => part.handle.poll()?,
+            };
+            part.is_done = self.judge(part, status)?;
+            is_done &= part.is_done;
+        }
+        Ok(is_done)
+    }
+
+    /// Whether a message has ended well.
+    fn judge(&self, part: &Part, status: Status) -> Result<bool> {
+        match (status, part.expected) {
+            (Status::Pending, _) => Ok(false),
+            (Status::Failed(reason), _) => Err(self.shared.failure(part.peer, reason)),
+            (Status::Done(outcome), Some(expected)) if outcome.bytes != expected => {
+                let (rank, received) = (part.peer, outcome.bytes);
+                Err(Error::WrongLength { rank, received, expected })
+            }
+            (Status::Done(_), _) => Ok(true),
+        }
+    }
+
+    /// Ends all messages, and returns the reason. The other ranks of a collective are told first,
+    /// so that they know the reason when they see the end of their messages.
+    fn give_up(&self, open: &mut OpenCall, error: Error) -> Error {
+        let mut why = error;
+        if self.is_collective {
+            // A message that its other side has ended fails with less than that side knows.
+            if !matches!(why, Error::Lost { .. }) && self.shared.hear().is_ok() {
+                why = self.shared.broken().unwrap_or(why);
+            }
+            self.shared.break_off(&why);
+        }
+        for part in &open.parts {
+            // Where memory may still be touched, its region does not end, and keeps it.
+            let _ = part.handle.cancel();
+        }
+        why
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Stage::Open(open) = self.stage.get_mut() {
+            for part in &open.parts {
+                // As in `give_up`.
+                let _ = part.handle.cancel();
+            }
+        }
+    }
+}
