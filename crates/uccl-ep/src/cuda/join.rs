@@ -60,8 +60,7 @@ pub(super) fn meet_directly<T>(
 ) -> Result<Result<(T, Rendezvous)>> {
     let Config { rank, ranks, pool, .. } = *config;
     let prepared = prepared.and_then(|(own, candidate)| {
-        let has_flags = !config.masks_late;
-        let window = Window::new(candidate.context, (rank, ranks), pool, has_flags)?;
+        let window = Window::new(candidate.context, (rank, ranks), pool, config.has_flags())?;
         let card = window.card(ranks, candidate.position)?;
         Ok((own, candidate, window, card))
     });
