@@ -155,8 +155,8 @@ fn a_group_meets_anew_without_a_rank_and_with_another() {
     }
 }
 
-/// A rank is left out for one to nine calls, and each time takes part again, for two calls more than
-/// there are slots.
+/// A rank is left out for one to nine calls, and each time takes part again, for two calls more
+/// than there are slots.
 const MASKS: Masks =
     Masks { rank: 1, calls: (1, 9), masks_late: false, is_between: false, behind: 5 };
 

@@ -78,13 +78,13 @@ pub(super) struct Kernels {
     pub(super) normal_recount: Kernel,
     pub(super) normal_receive_round: Kernel,
     pub(super) normal_return_round: Kernel,
-    fused: Option<FusedKernels>,
+    fused: Option<WholeCallKernels>,
     /// It must stay loaded.
     _module: Module,
 }
 
 /// The kernels that do a whole call, whose rows have ready flags.
-pub(super) struct FusedKernels {
+pub(super) struct WholeCallKernels {
     pub(super) dispatch: Kernel,
     pub(super) combine: Kernel,
     pub(super) normal_dispatch: Kernel,
@@ -112,7 +112,7 @@ impl Kernels {
     ///
     /// # Errors
     /// A wide group has none.
-    pub(super) fn fused(&self) -> Result<&FusedKernels> {
+    pub(super) fn fused(&self) -> Result<&WholeCallKernels> {
         let why = "a call of so many ranks has a launch for each half";
         self.fused.as_ref().ok_or_else(|| Error::invalid(why))
     }
@@ -130,7 +130,7 @@ impl Kernels {
             Ok::<_, Error>(Kernel { function: module.function(&name)?, threads })
         };
         let fused = || {
-            Ok::<_, Error>(FusedKernels {
+            Ok::<_, Error>(WholeCallKernels {
                 dispatch: kernel(THREADS, "low_latency_dispatch")?,
                 combine: kernel(THREADS, "low_latency_combine")?,
                 normal_dispatch: kernel(THREADS, "normal_dispatch")?,

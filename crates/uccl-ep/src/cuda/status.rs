@@ -33,8 +33,8 @@ impl Reports {
     /// Tells kernels of a rank that is gone. One thread at a time does it.
     pub(super) fn set_lost(&self, rank: usize) {
         let (word, bit) = place_of(rank);
-        // SAFETY: as below; GPUs only read these words, and no other thread writes them. A group has
-        // no rank beyond the set.
+        // SAFETY: as below; GPUs only read these words, and no other thread writes them. A group
+        // has no rank beyond the set.
         unsafe {
             let word = &raw mut (*self.place()).lost.words[word];
             word.write_volatile(word.read_volatile() | 1 << bit);
