@@ -8,7 +8,7 @@ use std::{
 };
 
 /// The modules, as `ptx` has them.
-const NAMES: [&str; 2] = ["copy", "ep"];
+const NAMES: [&str; 3] = ["copy", "ep", "ep_wide"];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

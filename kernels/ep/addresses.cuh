@@ -2,9 +2,7 @@
 // the parameters of a launch, so a graph that was captured before a meeting works after it.
 #pragma once
 
-#include <machine.cuh>
-
-#include "params.cuh"
+#include "rank_set.cuh"
 
 __device__ __forceinline__ const UcclEpAddresses* addresses_of(const UcclEpGroup& g) {
   return reinterpret_cast<const UcclEpAddresses*>(g.addresses);
@@ -30,10 +28,17 @@ __device__ __forceinline__ u64 mirrors_of(const UcclEpGroup& g) { return load_fi
 __device__ __forceinline__ u64 ring_of(const UcclEpGroup& g) { return load_fixed(&addresses_of(g)->ring); }
 __device__ __forceinline__ u64 ring_slots_of(const UcclEpGroup& g) { return load_fixed(&addresses_of(g)->ring_slots); }
 
-// A bit for each rank whose window this GPU does not reach. GPUs that reach each other read nothing.
-__device__ __forceinline__ u64 far_of(const UcclEpGroup& g) {
-  return g.via_host == 0 ? 0 : load_fixed(&addresses_of(g)->far);
+// A word of the set of ranks whose windows this GPU does not reach. GPUs that reach each other read
+// nothing.
+__device__ __forceinline__ u64 far_of(const UcclEpGroup& g, u32 word) {
+  return g.via_host == 0 ? 0 : load_fixed(&addresses_of(g)->far.words[word]);
 }
 
-__device__ __forceinline__ bool has_far(const UcclEpGroup& g) { return far_of(g) != 0; }
-__device__ __forceinline__ bool is_far(const UcclEpGroup& g, u32 rank) { return (far_of(g) >> rank & 1) != 0; }
+__device__ __forceinline__ bool has_far(const UcclEpGroup& g) {
+  u64 any = 0;
+  for_words([&](u32 word) { any |= far_of(g, word); });
+  return any != 0;
+}
+__device__ __forceinline__ bool is_far(const UcclEpGroup& g, u32 rank) {
+  return (far_of(g, word_of_rank(rank)) >> bit_of_rank(rank) & 1) != 0;
+}

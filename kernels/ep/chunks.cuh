@@ -162,7 +162,7 @@ struct ReadyFlag {
 struct FlagQueue {
   static constexpr u32 WARPS = UCCL_EP_THREADS / LANES;
 
-  ReadyFlag flags[WARPS][UCCL_EP_MAX_RANKS];  // of a warp's last chunk
+  ReadyFlag flags[WARPS][RANKS];  // of a warp's last chunk
   u32 counts[WARPS];
   u32 sent[WARPS];       // chunks, shifted by one; the low bit: there are no more
   u32 published[WARPS];  // chunks whose flags are set

@@ -16,11 +16,16 @@
 // `normal_receive_round`; for each round of a combine `normal_combine_round`, or
 // `normal_return_round` and `normal_sum`. `normal_recount` reads the counts of such a handle.
 //
+// These are the kernels of groups of up to UCCL_EP_NARROW_RANKS ranks; wide.cu has those of larger ones.
+//
 // A launch that waits for peers has so few blocks that all of them run at the same time, with those
 // of all other ranks on the GPU.
 
 #include "low_latency/combine_chunks.cuh"
 #include "low_latency/packed.cuh"
+#include "low_latency/small_dispatch.cuh"
+#include "mask.cuh"
+#include "normal/combine_chunks.cuh"
 #include "normal/rounds.cuh"
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_LAYOUT_THREADS)
@@ -59,14 +64,8 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_UNPACKING_THREADS)
   low_latency_sum_packed(p, s);
 }
 
-// One block, with a thread for each rank.
-extern "C" __global__ void __launch_bounds__(UCCL_EP_MAX_RANKS) uccl_ep_mask(const __grid_constant__ UcclEpMask p) {
-  UcclEpOwnState* own = reinterpret_cast<UcclEpOwnState*>(p.own);
-  u64 masked = (own->masked & ~p.clear) | p.set;
-  u32 rank = threadIdx.x;
-  if (p.status != 0 && rank < p.ranks) reinterpret_cast<u32*>(p.status)[rank] = masked >> rank & 1;
-  __syncthreads();
-  if (rank == 0) own->masked = masked;
+extern "C" __global__ void __launch_bounds__(RANKS) uccl_ep_mask(const __grid_constant__ UcclEpMask p) {
+  change_masks(p);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)

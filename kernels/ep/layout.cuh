@@ -46,7 +46,7 @@ __device__ __forceinline__ u32* counts_of(const UcclEpRoutes& r, u32 ranks, u32 
 
 // The count in a column, over the segments before a token's.
 __device__ __forceinline__ u32 before_segment(const UcclEpRoutes& r, u32 ranks, u32 token, u32 column) {
-  return counts_of(r, ranks, token / UCCL_EP_SEGMENT)[column];
+  return counts_of(r, ranks, token / SEGMENT)[column];
 }
 
 // Counts of earlier tokens that go to the same rank: in the token's segment, or -1 if it does not
@@ -75,8 +75,8 @@ __device__ __forceinline__ u32 choice_sent(const UcclEpRoutes& r, u32 ranks, u32
 // the same each time.
 struct Column {
   static constexpr u32 BITS = 32;
-  static constexpr u32 WORDS = UCCL_EP_SEGMENT / BITS;
-  static_assert(UCCL_EP_SEGMENT % BITS == 0, "whole words");
+  static constexpr u32 WORDS = SEGMENT / BITS;
+  static_assert(SEGMENT % BITS == 0, "whole words");
 
   u32 words[WORDS];
 
@@ -97,12 +97,15 @@ struct Column {
   }
 };
 
+// Words of 32 bits in a set of ranks.
+constexpr u32 MASK_WORDS = 2 * SET_WORDS;
+
 struct LayoutState {
   WaitState wait;
-  Column columns[UCCL_EP_MAX_RANKS + UCCL_EP_MAX_EXPERTS];  // by rank, and then by expert
-  u32 masks[UCCL_EP_SEGMENT][2];                            // by token: its ranks
+  Column columns[RANKS + UCCL_EP_MAX_EXPERTS];  // by rank, and then by expert
+  u32 masks[SEGMENT][MASK_WORDS];               // by token: its ranks
 };
-static_assert(UCCL_EP_MAX_RANKS <= 2 * Column::BITS, "ranks of a token");
+static_assert(RANKS <= MASK_WORDS * Column::BITS, "ranks of a token");
 
 // A segment of the tokens.
 struct Segment {
@@ -117,7 +120,7 @@ __device__ __forceinline__ void clear(LayoutState& s, u32 columns) {
   for (u32 i = threadIdx.x; i < columns * Column::WORDS; i += blockDim.x)
     s.columns[i / Column::WORDS].words[i % Column::WORDS] = 0;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < UCCL_EP_SEGMENT * 2; i += blockDim.x) s.masks[i / 2][i % 2] = 0;
+  for (u32 i = threadIdx.x; i < SEGMENT * MASK_WORDS; i += blockDim.x) s.masks[i / MASK_WORDS][i % MASK_WORDS] = 0;
 }
 
 // Adds a rank to those of a token of the segment.
@@ -197,7 +200,7 @@ __device__ __forceinline__ void place_segment(const UcclEpLayout& p, LayoutState
   __syncthreads();
   u32* counts = counts_of(r, ranks, segment.number);
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < counted; i += blockDim.x) counts[i] = s.columns[i].before(UCCL_EP_SEGMENT);
+  for (u32 i = threadIdx.x; i < counted; i += blockDim.x) counts[i] = s.columns[i].before(SEGMENT);
   if (p.token_in_rank == 0) {
     u32* places = reinterpret_cast<u32*>(r.places);
     for_choices(p, segment, [&](u32 at, u32 token, u32 expert) {
@@ -214,9 +217,10 @@ __device__ __forceinline__ void place_segment(const UcclEpLayout& p, LayoutState
     if (p.token_in_rank_out != 0) reinterpret_cast<u8*>(p.token_in_rank_out)[i] = is_in_rank ? 1 : 0;
   }
 #pragma unroll 1
-  for (u32 token = threadIdx.x; token < segment.end - segment.begin; token += blockDim.x) {
-    u64 mask = static_cast<u64>(s.masks[token][1]) << Column::BITS | s.masks[token][0];
-    reinterpret_cast<u64*>(r.masks)[segment.begin + token] = mask;
+  for (u32 i = threadIdx.x; i < (segment.end - segment.begin) * SET_WORDS; i += blockDim.x) {
+    const u32* mask = &s.masks[i / SET_WORDS][i % SET_WORDS * 2];
+    u64 word = static_cast<u64>(mask[1]) << Column::BITS | mask[0];
+    reinterpret_cast<u64*>(r.masks)[static_cast<u64>(segment.begin) * SET_WORDS + i] = word;
   }
 }
 
@@ -256,9 +260,9 @@ __device__ __forceinline__ void layout(const UcclEpLayout& p, LayoutState& s) {
   const UcclEpRoutes& r = p.routes;
   clear(s, p.group.ranks + p.group.ranks * r.local_experts);
   if (!begin_block(p.group, p.call, STEP_LAYOUT, s.wait)) return;
-  u32 begin = blockIdx.x * UCCL_EP_SEGMENT;
-  if (begin < r.tokens) place_segment(p, s, {blockIdx.x, begin, min(begin + UCCL_EP_SEGMENT, r.tokens)});
+  u32 begin = blockIdx.x * SEGMENT;
+  if (begin < r.tokens) place_segment(p, s, {blockIdx.x, begin, min(begin + SEGMENT, r.tokens)});
   if (!is_sound(p.group, p.call, s.wait)) return;
   if (!is_last_block(reinterpret_cast<u32*>(p.ended), s.wait)) return;
-  sum_segments(p, (r.tokens + UCCL_EP_SEGMENT - 1) / UCCL_EP_SEGMENT);
+  sum_segments(p, (r.tokens + SEGMENT - 1) / SEGMENT);
 }

@@ -5,10 +5,12 @@
 
 #include <machine.cuh>
 
-// Each rank has a bit of a 64-bit word.
-constexpr u32 UCCL_EP_MAX_RANKS = 64;
+// The most ranks of a group; of one whose sets are one word; and the words of a set.
+constexpr u32 UCCL_EP_MAX_RANKS = 512;
+constexpr u32 UCCL_EP_NARROW_RANKS = 64;
+constexpr u32 UCCL_EP_RANK_WORDS = 8;
 // An origin is a rank times this, plus an index among a token's ranks.
-constexpr u32 UCCL_EP_ORIGIN_RANK = 64;
+constexpr u32 UCCL_EP_ORIGIN_RANK = 512;
 constexpr u32 UCCL_EP_MAX_EXPERTS = 2048;
 // Each choice has a lane of a warp.
 constexpr u32 UCCL_EP_MAX_TOP_K = 32;
@@ -34,8 +36,9 @@ constexpr u32 UCCL_EP_CHUNKS = 2048;
 // Tagged words from each rank in a call of a small batch: counts, or whether weights follow and
 // then weights.
 constexpr u32 UCCL_EP_TAGGED_WORDS = 8193;
-// Tokens of a segment, which a block of `layout` counts.
+// Tokens of a segment, which a block of `layout` counts; and in a wide group.
 constexpr u32 UCCL_EP_SEGMENT = 128;
+constexpr u32 UCCL_EP_WIDE_SEGMENT = 64;
 // Values of UcclEpStatus::state.
 constexpr u32 UCCL_EP_OVERDUE = 1;
 constexpr u32 UCCL_EP_GAVE_UP = 2;
@@ -81,6 +84,11 @@ constexpr u64 UCCL_EP_COMMAND_SIGNALS = 0x4000000000000000;
 constexpr u32 UCCL_EP_COMMAND_PEER_AT = 46;
 constexpr u32 UCCL_EP_COMMAND_TARGET_AT = 31;
 
+// A set of ranks: a bit for each.
+struct UcclEpRankSet {
+  u64 words[UCCL_EP_RANK_WORDS];
+};
+
 // State that only this rank's own kernels use: whether a call has failed, the blocks that have
 // ended a step, the places of the last calls, and the ranks that are left out.
 struct UcclEpOwnState {
@@ -95,7 +103,7 @@ struct UcclEpOwnState {
   u64 next;
   u64 begins[UCCL_EP_SLOTS];                       // By slot: offset in the pool.
   u64 ends[UCCL_EP_SLOTS];
-  u64 masked;                                      // A bit for each rank that is left out.
+  UcclEpRankSet masked;                            // The ranks that are left out.
   // By slot and rank: whether the rank's data came in time.
   u32 verdicts[UCCL_EP_SLOTS][UCCL_EP_MAX_RANKS];
   u64 pushed;                                      // Commands pushed to the proxy, in all.
@@ -115,7 +123,7 @@ struct UcclEpAddresses {
   // The same, but of this rank its staging copy: where this rank writes rows.
   u64 row_windows[UCCL_EP_MAX_RANKS];
   u64 staging;                         // This rank's window, or its staging copy: see staging.cuh.
-  u64 far;                             // A bit for each rank whose window this GPU does not reach.
+  UcclEpRankSet far;                   // The ranks whose windows this GPU does not reach.
   u64 mirrors;                         // The base of commands' sources.
   u64 ring;                            // The ring of commands: see far.cuh.
   u64 ring_slots;
@@ -124,9 +132,9 @@ struct UcclEpAddresses {
 // Leaves ranks out, readmits others, and writes to `status` which ones are left out.
 struct UcclEpMask {
   u64 own;
-  u64 set;     // A bit for each rank.
-  u64 clear;
-  u64 status;  // i32 by rank, or null.
+  UcclEpRankSet set;
+  UcclEpRankSet clear;
+  u64 status;           // i32 by rank, or null.
   u32 ranks;
   u32 zero;
 };
@@ -138,9 +146,9 @@ struct UcclEpStatus {
   u32 phase;
   u32 detail;
   u64 call;
-  u64 late;                         // A bit for each rank that the report is about.
+  UcclEpRankSet late;               // The ranks that the report is about.
   u64 waited_ns;
-  u64 lost;                         // A bit for each rank that is gone: set by the host.
+  UcclEpRankSet lost;               // The ranks that are gone: set by the host.
   u64 expected[UCCL_EP_MAX_RANKS];
   u64 seen[UCCL_EP_MAX_RANKS];
 };
@@ -180,16 +188,16 @@ struct UcclEpCall {
 // A call's number and place, which follow from the calls before it.
 struct UcclEpPlacement {
   u64 number;
-  u64 place;   // In bytes from the start of a window.
+  u64 place;             // In bytes from the start of a window.
   // A bit for the slot of each call that a peer must have ended before the place is written to.
   u64 after;
-  u64 masked;  // A bit for each rank that is left out.
+  UcclEpRankSet masked;  // The ranks that are left out.
 };
 
 // The routing of tokens; see layout.cuh.
 struct UcclEpRoutes {
   u64 choices;        // `tokens * top_k` integers.
-  u64 masks;          // u64 by token: its ranks.
+  u64 masks;          // By token: its ranks. A word, or in a wide group a set.
   u64 slots;          // i32 by token and rank: the token's place among those for the rank, or -1.
   // u32 by token and choice: the expert, and the token's place among those that chose it.
   u64 places;

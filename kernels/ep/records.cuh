@@ -10,32 +10,41 @@ constexpr u32 NO_ROW = 0xffffffff;
 constexpr u32 TOKEN_BITS = 16;
 static_assert(UCCL_EP_MAX_TOKENS < 1u << TOKEN_BITS, "a token's number");
 
-// Addresses of a token's records: a lane has those at two ranks. `slot_of` returns the token's slot
-// at a rank, or -1.
-template <typename SlotOf>
-__device__ __forceinline__ void records_at(const UcclEpSend& p, const PlacedCall& call, Targets (&to)[2],
-                                           SlotOf slot_of) {
+// Addresses of a token's records at ranks: `rank_of` returns a lane's rank of each set, and `slot_of`
+// the token's slot at a rank, or -1.
+template <typename RankOf, typename SlotOf>
+__device__ __forceinline__ void records_at(const UcclEpSend& p, const PlacedCall& call, Targets (&to)[TARGET_SETS],
+                                           RankOf rank_of, SlotOf slot_of) {
 #pragma unroll
-  for (u32 half = 0; half < 2; half++) {
-    u32 rank = half * LANES + lane_of_thread();
+  for (u32 set = 0; set < TARGET_SETS; set++) {
+    u32 rank = rank_of(set);
     bool is_rank = rank < p.group.ranks && !is_masked(call, rank);
     int slot = is_rank ? slot_of(rank) : -1;
-    to[half].has = __ballot_sync(ALL, slot >= 0);
-    to[half].mine = 0;
+    to[set].has = __ballot_sync(ALL, slot >= 0);
+    to[set].mine = 0;
     if (slot >= 0) {
       u64 area = place_at_rank(call, rank) + p.group.rank * p.area.len;
-      to[half].mine = area + p.area.first + static_cast<u64>(slot) * p.area.stride;
+      to[set].mine = area + p.area.first + static_cast<u64>(slot) * p.area.stride;
     }
   }
 }
 
-constexpr u32 NO_RANK = UCCL_EP_MAX_RANKS;
+// A lane's rank of a set, of all ranks of a small group.
+__device__ __forceinline__ u32 rank_of_lane(u32 set) { return set * LANES + lane_of_thread(); }
 
 // Addresses of the records of a token that an earlier launch has routed, without that at
-// `left_out`.
-__device__ __forceinline__ void records_of(const UcclEpSend& p, const PlacedCall& call, u32 token, Targets (&to)[2],
-                                           u32 left_out = NO_RANK) {
-  records_at(p, call, to,
+// `left_out`: in one word at all ranks, and otherwise at a part of the token's.
+__device__ __forceinline__ void records_of(const UcclEpSend& p, const PlacedCall& call, u32 token, u32 part,
+                                           Targets (&to)[TARGET_SETS], u32 left_out = NO_RANK) {
+  auto rank_of = [&](u32 set) {
+    if constexpr (IS_WIDE) {
+      return ranks_of_token(p.routes.masks, token).of_lane(part, set);
+    } else {
+      // The slots tell in which ranks the token is: no load waits for the set.
+      return rank_of_lane(set);
+    }
+  };
+  records_at(p, call, to, rank_of,
              [&](u32 rank) { return rank == left_out ? -1 : slot_at(p.routes, p.group.ranks, token, rank).place(); });
 }
 
@@ -107,10 +116,16 @@ __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEp
 // The sender of the `at`th record that arrives.
 __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
   u32 sender = 0;
-#pragma unroll
-  for (u32 half = 0; half < 2; half++) {
-    u32 rank = half * LANES + lane_of_thread();
+  auto count = [&](u32 first) {
+    u32 rank = first + lane_of_thread();
     sender += __popc(__ballot_sync(ALL, rank < ranks && starts[rank + 1] <= at));
+  };
+  if constexpr (IS_WIDE) {
+#pragma unroll 1
+    for (u32 first = 0; first < ranks; first += LANES) count(first);
+  } else {
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) count(half * LANES);
   }
   return sender;
 }

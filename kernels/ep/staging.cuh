@@ -9,7 +9,7 @@
 // A call's number and place, and the windows for its rows, which are read once for a block: by rank,
 // of this one its staging copy.
 struct PlacedCall : UcclEpPlacement {
-  u64 row_windows[UCCL_EP_MAX_RANKS];
+  u64 row_windows[RANKS];
   u64 staged;  // where this rank's own place begins, for fetched data
 };
 

@@ -43,7 +43,10 @@ __device__ __forceinline__ UcclEpStatus* status_of(const UcclEpGroup& g) {
   return reinterpret_cast<UcclEpStatus*>(g.status);
 }
 
-__device__ __forceinline__ u64 lost_word(const UcclEpGroup& g) { return g.status + offsetof(UcclEpStatus, lost); }
+// The word of the set of lost ranks that has a rank's bit.
+__device__ __forceinline__ u64 lost_word(const UcclEpGroup& g, u32 rank) {
+  return g.status + offsetof(UcclEpStatus, lost) + sizeof(u64) * word_of_rank(rank);
+}
 
 // Header words behind the agreed ones that a block keeps.
 constexpr u32 EXTRA_WORDS = 2;
@@ -51,15 +54,15 @@ constexpr u32 EXTRA_WORDS = 2;
 // State that the threads of a block share: the call, and their waits or a fault.
 struct WaitState {
   PlacedCall call;
-  u64 rowless;  // a bit for each rank that sends back no rows: it is left out, or a combine's dispatch left it out
-  u32 state;    // 0, one of the states of a status, or STOPPED
+  UcclEpRankSet rowless;  // ranks that send back no rows: they are left out, or a combine's dispatch left them out
+  u32 state;              // 0, one of the states of a status, or STOPPED
   u32 detail;
   u32 is_waiting;
-  u64 late;
+  UcclEpRankSet late;
   u64 waited_ns;
-  u64 expected[UCCL_EP_MAX_RANKS];
-  u64 seen[UCCL_EP_MAX_RANKS];
-  u64 extras[EXTRA_WORDS][UCCL_EP_MAX_RANKS];  // the first words of ranks' headers that are not agreed on
+  u64 expected[RANKS];
+  u64 seen[RANKS];
+  u64 extras[EXTRA_WORDS][RANKS];  // the first words of ranks' headers that are not agreed on
   u32 is_last_block;
 };
 
@@ -75,18 +78,16 @@ __device__ __forceinline__ u32 agreed_state(const WaitState& w) {
 }
 
 // Whether a call leaves a rank out.
-__device__ __forceinline__ bool is_masked(const UcclEpPlacement& call, u32 rank) {
-  return (call.masked >> rank & 1) != 0;
-}
+__device__ __forceinline__ bool is_masked(const UcclEpPlacement& call, u32 rank) { return has_rank(call.masked, rank); }
 
 // Whether sums have no row of a rank.
-__device__ __forceinline__ bool has_no_row(const WaitState& w, u32 rank) { return (w.rowless >> rank & 1) != 0; }
+__device__ __forceinline__ bool has_no_row(const WaitState& w, u32 rank) { return has_rank(w.rowless, rank); }
 
 // Whether a rank gets the acknowledgement of a call. A rank that is left out gets it too, unless
 // it is absent or the host knows that it is gone: if it takes part in a later call, it writes to this place then.
 __device__ __forceinline__ bool gets_ack(const UcclEpGroup& g, const UcclEpPlacement& call, u32 rank) {
   if (!is_masked(call, rank)) return true;
-  return window_of(g, rank) != 0 && (load_relaxed(lost_word(g)) >> rank & 1) == 0;
+  return window_of(g, rank) != 0 && (load_relaxed(lost_word(g, rank)) >> bit_of_rank(rank) & 1) == 0;
 }
 
 // The number of calls since the last earlier one in a slot; for the call's own slot, UCCL_EP_SLOTS.
@@ -99,7 +100,9 @@ __device__ __forceinline__ u32 calls_since(u64 number, u32 slot) {
 __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlacement& call) {
   const UcclEpOwnState* own = own_of(g);
   u32 slot = lane_of_thread();
-  u64 number = own->calls + 1, offset = own->next, masked = own->masked, first = own->first, begin = 0, end = 0;
+  // A lane has a word of the set.
+  u64 masked = own->masked.words[slot % SET_WORDS];
+  u64 number = own->calls + 1, offset = own->next, first = own->first, begin = 0, end = 0;
   if (slot < UCCL_EP_SLOTS) {
     begin = own->begins[slot];
     end = own->ends[slot];
@@ -111,7 +114,20 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
   // in other windows.
   bool is_after = slot < UCCL_EP_SLOTS && number >= first + ago && (ago == UCCL_EP_SLOTS || overlaps);
   u32 after = __ballot_sync(ALL, is_after);
-  if (slot == 0) call = {number, g.pool_at + offset, after, masked};
+  if (slot == 0) {
+    call.number = number;
+    call.place = g.pool_at + offset;
+    call.after = after;
+  }
+  if (slot < SET_WORDS) call.masked.words[slot] = masked;
+}
+
+// Copies a call's number and place.
+__device__ __forceinline__ void copy_placement(UcclEpPlacement& to, const UcclEpPlacement& from) {
+  to.number = from.number;
+  to.place = from.place;
+  to.after = from.after;
+  copy_set(to.masked, from.masked);
 }
 
 // Stores the call's number and place for later launches. One thread does it, when all blocks have
@@ -125,14 +141,14 @@ __device__ __forceinline__ void store_place(const UcclEpGroup& g, const UcclEpCa
   own->begins[slot] = begin;
   own->ends[slot] = own->next = begin + c.len;
   own->pending_ack = pending_ack;
-  *reinterpret_cast<UcclEpPlacement*>(c.placement) = call;
+  copy_placement(*reinterpret_cast<UcclEpPlacement*>(c.placement), call);
 }
 
 // Stores the place in the last block of a launch that sends.
 __device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlacement& call) {
   if (threadIdx.x == 0) {
     // Other blocks may have left out ranks that were late.
-    if (g.masks_late != 0) call.masked = own_of(g)->masked;
+    if (g.masks_late != 0) copy_set(call.masked, own_of(g)->masked);
     store_place(g, c, call, c.zero_copy != 0 ? call.number : 0);
   }
   __syncthreads();
@@ -173,10 +189,10 @@ __device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEp
   if (warp_of_thread() != 0) return;
   // The load is in flight while the call gets its place.
   u32 has_failed = load_word(g.own);
-  u64 unsent = 0, first = 0, dispatch = 0;
+  u64 unsent[SET_WORDS] = {}, first = 0, dispatch = 0;
   if (c.dispatch_placement != 0) {
     const UcclEpPlacement* placement = reinterpret_cast<const UcclEpPlacement*>(c.dispatch_placement);
-    unsent = placement->masked;
+    for_words([&](u32 word) { unsent[word] = placement->masked.words[word]; });
     dispatch = placement->number;
     first = own_of(g)->first;
   }
@@ -187,13 +203,13 @@ __device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEp
   if (step == STEP_SEND && blockIdx.x == 0) send_pending_ack(g, w.call);
   if (threadIdx.x == 0) {
     UcclEpPlacement& call = w.call;
-    if (step == STEP_RECEIVE) call = *reinterpret_cast<const UcclEpPlacement*>(c.placement);
+    if (step == STEP_RECEIVE) copy_placement(call, *reinterpret_cast<const UcclEpPlacement*>(c.placement));
     w.call.staged = staging + w.call.place;
-    w.rowless = w.call.masked | unsent;
+    for_words([&](u32 word) { w.rowless.words[word] = call.masked.words[word] | unsent[word]; });
     w.state = has_failed != 0 ? STOPPED : 0;
     w.detail = 0;
     w.is_waiting = 0;
-    w.late = 0;
+    clear_set(w.late);
     w.waited_ns = 0;
     if (dispatch < first) refuse_stale(g, c, w, dispatch);
   }
@@ -207,12 +223,12 @@ __device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCa
 // Passes the state of a sound block to the next half of its call, which uses this rank's window alone.
 __device__ __forceinline__ void pass_state(const UcclEpGroup& g, const WaitState& from, WaitState& to) {
   if (threadIdx.x == 0) {
-    UcclEpPlacement& call = to.call;
-    call = from.call;
+    copy_placement(to.call, from.call);
     to.call.staged = from.call.staged;
     to.call.row_windows[g.rank] = from.call.row_windows[g.rank];
     to.state = to.detail = to.is_waiting = 0;
-    to.late = to.waited_ns = 0;
+    clear_set(to.late);
+    to.waited_ns = 0;
   }
   __syncthreads();
 }
@@ -222,7 +238,7 @@ __device__ __forceinline__ void set_fault(WaitState& w, u32 state, u32 detail, u
   u32 before = atomicCAS(&w.state, 0u, state);
   if (before != 0 && before != state) return;
   if (before == 0) w.detail = detail;
-  atomicOr(&w.late, 1ull << peer);
+  add_rank(w.late, peer);
 }
 
 // Sends all ranks the fault: this rank has given up. One thread; far ranks get it as long as the
@@ -248,11 +264,11 @@ UCCL_COLD void report(const UcclEpGroup& g, u32 phase, const WaitState& w) {
   status->phase = phase;
   status->detail = w.detail;
   status->call = w.call.number;
-  status->late = w.late;
+  copy_set(status->late, w.late);
   status->waited_ns = w.waited_ns;
 #pragma unroll 1
   for (u32 rank = 0; rank < g.ranks; rank++) {
-    if ((w.late >> rank & 1) == 0) continue;
+    if (!has_rank(w.late, rank)) continue;
     status->expected[rank] = w.expected[rank];
     status->seen[rank] = w.seen[rank];
   }
@@ -292,14 +308,15 @@ __device__ __forceinline__ u32* verdict_on(const UcclEpGroup& g, const UcclEpPla
 // Whether another block has left a rank out.
 __device__ __forceinline__ bool is_left_out(const UcclEpGroup& g, const WaitState& w, u32 rank, u32 detail) {
   if (detail == UCCL_EP_DATA) return *const_cast<volatile u32*>(verdict_on(g, w.call, rank)) == LATE;
-  return (*const_cast<volatile u64*>(&own_of(g)->masked) >> rank & 1) != 0;
+  const volatile u64* masked = own_of(g)->masked.words;
+  return (masked[word_of_rank(rank)] >> bit_of_rank(rank) & 1) != 0;
 }
 
 // Leaves a rank out of this call and of later ones.
 __device__ __forceinline__ void leave_out(const UcclEpGroup& g, WaitState& w, u32 rank) {
-  atomicOr(&own_of(g)->masked, 1ull << rank);
-  atomicOr(&w.call.masked, 1ull << rank);
-  atomicOr(&w.rowless, 1ull << rank);
+  add_rank(own_of(g)->masked, rank);
+  add_rank(w.call.masked, rank);
+  add_rank(w.rowless, rank);
 }
 
 // Whether a word has the flag; a word of `taken` may have that of a later call.
@@ -325,7 +342,7 @@ constexpr u16 NO_CALL = 63;
 // none.
 UCCL_COLD u32 judge_wait(const UcclEpGroup& g, WaitState& w, WordWait a, u64 seen, u64 waited, bool looks_at_host) {
   u32 peer = a.peer;
-  bool is_lost = looks_at_host && (load_acquire(lost_word(g)) >> peer & 1) != 0;
+  bool is_lost = looks_at_host && (load_acquire(lost_word(g, peer)) >> bit_of_rank(peer) & 1) != 0;
   // Writes of the peer from before its loss may have come since.
   if (is_lost && load_acquire(a.word) != seen) return ARRIVED;
   u64 fault = load_acquire(fault_word(g, g.rank, peer));
@@ -424,8 +441,8 @@ __device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclE
       if (load_word(g.own) != 0) w.state = STOPPED;
       relax();
     }
-    w.call.masked = own_of(g)->masked;
-    w.rowless |= w.call.masked;
+    copy_set(w.call.masked, own_of(g)->masked);
+    for_words([&](u32 word) { w.rowless.words[word] |= w.call.masked.words[word]; });
   }
   return is_sound(g, c, w);
 }
@@ -453,7 +470,7 @@ __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEp
 
 // Words of `taken`, loaded while the call gets its number.
 struct TakenWords {
-  u64 words[UCCL_EP_MAX_RANKS * UCCL_EP_SLOTS];
+  u64 words[RANKS * UCCL_EP_SLOTS];
 };
 
 // Begins a block of a launch that sends, once the call has room. By then a block knows the place,

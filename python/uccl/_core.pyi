@@ -1497,8 +1497,10 @@ class EpCudaGroup:
         so makes no call.
         """
 
-    def mask(self, *, left_out: int, let_in: int, status: int, stream: int) -> None:
-        """Enqueues masks: each bit is a rank that is left out, or let in. Unless `status` is 0,
+    def mask(
+        self, *, left_out: Sequence[int], let_in: Sequence[int], status: int, stream: int
+    ) -> None:
+        """Enqueues masks: ranks that are left out, and ranks that are let in. Unless `status` is 0,
         writes an i32 by rank there: whether it is left out then.
         """
 

@@ -127,7 +127,7 @@ def compiled(folder: Path) -> tuple[Path, Path]:
             "-I",
             str(here),
         ]
-        + [str(here / "emulator.cpp"), "-o", str(emulator)],
+        + [str(here / "emulator.cpp"), str(here / "wide.cpp"), "-o", str(emulator)],
         check=True,
     )
     return driver, emulator
@@ -143,11 +143,11 @@ def load(folder: Path) -> None:
     DRIVER.cuInit(0)
     emulate = ctypes.cast(emulator.emulate, ctypes.c_void_p).value
     DRIVER.fake_emulate.argtypes = [Kernel]
-    listed = (Listed * 64).in_dll(emulator, "emulated_kernels")
-    for one in listed:
-        if not one.name:
-            break
-        DRIVER.fake_emulate(Kernel(one.name, one.len, one.kernel, emulate))
+    for symbol in ("emulated_kernels", "emulated_wide_kernels"):
+        for one in (Listed * 64).in_dll(emulator, symbol):
+            if not one.name:
+                break
+            DRIVER.fake_emulate(Kernel(one.name, one.len, one.kernel, emulate))
     patch()
 
 

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import as_deepep
+import many_ranks
 from thread_ranks import Rank, Ranks
 
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(120)]
@@ -48,3 +49,8 @@ def test_normal_mode_in_all_variants():
 @pytest.mark.parametrize(("sync", "masked", "multiple"), as_deepep.SETTINGS)
 def test_second_interface_in_all_ways(sync, masked, multiple):
     in_threads(3, as_deepep.second, sync, masked, multiple)
+
+
+@pytest.mark.parametrize("calls", [many_ranks.first_interface, many_ranks.second_interface])
+def test_many_ranks_call_both_interfaces(calls):
+    in_threads(72, calls)

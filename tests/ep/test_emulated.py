@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 import as_deepep
 import gpu_cases
+import many_ranks
 from thread_ranks import Rank, threads
 
 pytestmark = [
@@ -264,6 +265,11 @@ def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:
 @pytest.mark.parametrize("is_few", [False, True])
 def test_a_rank_that_was_masked_takes_part_again(run: Any, is_few: bool) -> None:
     run(in_threads, 2, gpu_cases.let_in, is_few, [3])
+
+
+@pytest.mark.parametrize("calls", [many_ranks.first_interface, many_ranks.second_interface])
+def test_many_ranks_call_both_interfaces(run: Any, calls: Callable[[Rank, str], None]) -> None:
+    run(in_threads, 66, calls, "cuda")
 
 
 def test_a_late_rank_is_named(run: Any) -> None:

@@ -58,9 +58,10 @@ struct Source {
 }
 
 /// The kernels' sources.
-const SOURCES: [Source; 2] = [
+const SOURCES: [Source; 3] = [
     Source { name: "copy", path: "kernels/copy.cu", layout: "kernel_layout" },
     Source { name: "ep", path: "kernels/ep/ep.cu", layout: "ep_kernel_layout" },
+    Source { name: "ep_wide", path: "kernels/ep/wide.cu", layout: "ep_kernel_layout" },
 ];
 
 /// A hint for the assembler that does not exist in PTX of the needed version.

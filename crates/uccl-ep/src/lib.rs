@@ -20,6 +20,7 @@
 //! | the place of a call in the windows | [`places`] |
 //! | the words between ranks, and the next step of a call | [`protocol`]: plain data, run under any schedule by its tests |
 //! | the groups of ranks on nodes | [`nodes`] |
+//! | a set of ranks, the most ranks of a group | [`RankSet`], [`MAX_RANKS`] |
 //! | number formats, the order of sums | [`numerics`] |
 //! | a rank's end of a group, on the CPU and on a GPU | [`Group`], [`cuda::Group`] |
 //! | a call on the CPU | [`dispatch`], [`combine`] |
@@ -43,6 +44,8 @@ pub use host::{
 pub use shared::{
     error::{Error, Phase, Result},
     join::{EndpointMaker, Exchange},
-    nodes, places, protocol, record, routing,
+    nodes, places, protocol,
+    rank_set::{MAX_RANKS, RankSet},
+    record, routing,
     view::control_len,
 };

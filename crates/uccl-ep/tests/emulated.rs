@@ -5,6 +5,7 @@
 #[path = "cuda/mod.rs"]
 mod cuda;
 mod emulator;
+mod wide;
 
 use std::time::Duration;
 
@@ -154,8 +155,10 @@ fn a_group_meets_anew_without_a_rank_and_with_another() {
     }
 }
 
-/// A rank is left out for one to nine calls, and each time takes part again.
-const MASKS: Masks = Masks { rank: 1, calls: (1, 9), masks_late: false, is_between: false };
+/// A rank is left out for one to nine calls, and each time takes part again, for two calls more
+/// than there are slots.
+const MASKS: Masks =
+    Masks { rank: 1, calls: (1, 9), masks_late: false, is_between: false, behind: 5 };
 
 /// By one launch for a call, and by two; late ranks are left out, or not.
 fn each_masks() -> [Masks; 3] {

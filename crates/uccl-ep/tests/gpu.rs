@@ -195,7 +195,8 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
 }
 
 /// A rank is left out for one to nine calls, and takes part again after each time.
-const MASKS: Masks = Masks { rank: 1, calls: (1, 9), masks_late: false, is_between: false };
+const MASKS: Masks =
+    Masks { rank: 1, calls: (1, 9), masks_late: false, is_between: false, behind: 5 };
 
 #[test]
 fn a_rank_that_was_left_out_takes_part_again() {

@@ -3,6 +3,7 @@
 
 mod chaos;
 mod guards;
+mod many;
 mod masks;
 
 use std::{
@@ -126,9 +127,10 @@ impl RankTokens {
 
     /// The same, relayed where the group has relays.
     fn relayed(mut self, group: &Group) -> Self {
-        let routing = Routing::clone(&self.routing);
-        let nodes = group.relays().unwrap_or(Nodes::one(group.ranks()));
-        self.routing = Arc::new(routing.relayed(nodes).unwrap());
+        if let Some(nodes) = group.relays() {
+            let routing = Routing::clone(&self.routing);
+            self.routing = Arc::new(routing.relayed(nodes).unwrap());
+        }
         self
     }
 

@@ -31,6 +31,10 @@ pub static COPY: Image =
 pub static EP: Image =
     Image { ptx: concat!(include_str!("../ptx/ep.ptx"), "\0"), machine_code: EP_CODE };
 
+/// The same for groups with more ranks than a word has bits: `kernels/ep/wide.cu`.
+pub static EP_WIDE: Image =
+    Image { ptx: concat!(include_str!("../ptx/ep_wide.ptx"), "\0"), machine_code: EP_WIDE_CODE };
+
 /// Aligned, because the driver reads the beginning as a struct.
 #[repr(C, align(16))]
 struct AlignedBytes<T: ?Sized>(T);
@@ -45,7 +49,7 @@ mod tests {
 
     #[test]
     fn drivers_of_cuda_12_1_and_later_take_them() {
-        for image in [COPY, EP] {
+        for image in [COPY, EP, EP_WIDE] {
             assert!(CStr::from_bytes_with_nul(image.ptx.as_bytes()).is_ok());
             for line in [".version 8.1\n", ".target sm_80\n"] {
                 assert!(image.ptx.contains(line), "{line}");
@@ -60,7 +64,7 @@ mod tests {
     /// The magic number of a fatbin, as `fatbinary` writes it.
     #[test]
     fn machine_code_is_a_fatbin() {
-        for code in [COPY, EP].iter().filter_map(Image::machine_code) {
+        for code in [COPY, EP, EP_WIDE].iter().filter_map(Image::machine_code) {
             assert_eq!(code.first_chunk(), Some(&0xBA55_ED50_u32.to_le_bytes()));
             assert_eq!(code.as_ptr() as usize % 16, 0);
         }

@@ -35,10 +35,17 @@ __device__ __forceinline__ u32 find(const u32* starts, u32 count, u32 at) {
 // Reads the starts of the records, valid behind the block's next barrier. Values from a corrupted
 // table are capped.
 __device__ __forceinline__ void load_starts(const UcclEpLowLatencyReturn& p, ReturnState& s) {
-  // The first warp may still be finding the call's place.
-  u32 rank = threadIdx.x - LANES;
-  if (rank <= p.group.ranks)
+  auto load = [&](u32 rank) {
     s.starts[rank] = min(reinterpret_cast<const u32*>(p.records)[rank], p.group.ranks * p.slots);
+  };
+  // The first warp may still be finding the call's place.
+  u32 first = threadIdx.x - LANES;
+  if constexpr (IS_WIDE) {
+#pragma unroll 1
+    for (u32 rank = first; rank <= p.group.ranks; rank += blockDim.x - LANES) load(rank);
+  } else {
+    if (first <= p.group.ranks) load(first);
+  }
 }
 
 // The number of records from a rank.

@@ -5,7 +5,7 @@
 
 #include "../records.cuh"
 
-constexpr u32 STARTS = UCCL_EP_MAX_RANKS + 1;
+constexpr u32 STARTS = RANKS + 1;
 
 __device__ __forceinline__ void store_start(u64 records, u32 rank, u32 start) {
   reinterpret_cast<u32*>(records)[rank] = start;

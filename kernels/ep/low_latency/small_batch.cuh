@@ -4,6 +4,8 @@
 
 #include "../layout.cuh"
 
+static_assert(!IS_WIDE, "the ranks of a token are one word");
+
 // Choices that name no expert: no choice, and an invalid one.
 constexpr u32 NO_CHOICE = 0xffff;
 constexpr u32 INVALID_CHOICE = 0xfffe;
@@ -23,10 +25,10 @@ struct SmallBatch {
   // By token of the block: by choice, earlier tokens that chose the same expert; by rank, earlier
   // tokens that go there.
   u32 places[BLOCK_TOKENS][UCCL_EP_MAX_TOP_K];
-  u32 slots[BLOCK_TOKENS][UCCL_EP_MAX_RANKS];
+  u32 slots[BLOCK_TOKENS][RANKS];
   // Over all tokens, in the block that sends the counts.
   u32 per_expert[UCCL_EP_MAX_EXPERTS];
-  u32 per_rank[UCCL_EP_MAX_RANKS];
+  u32 per_rank[RANKS];
 };
 
 // The one or two tokens that a block sends at a time; their numbers differ by the number of blocks.

@@ -30,9 +30,11 @@ __device__ __forceinline__ void add_rows(Sums (&sums)[N], const Targets& rows, u
   }
 }
 
-// Sums rows to a row at `to`, beginning with the values that `begin(sums, first, end)` adds.
-template <u32 N, u32 SETS, typename Begin>
-__device__ __forceinline__ void sum_all(const Team& team, const Targets (&rows)[SETS], u64 to, u32 count, Begin begin) {
+// Sums rows to a row at `to`, beginning with the values that `begin(sums, first, end)` adds, and ending
+// with those that `rest` adds.
+template <u32 N, u32 SETS, typename Begin, typename Rest>
+__device__ __forceinline__ void sum_all(const Team& team, const Targets (&rows)[SETS], u64 to, u32 count, Begin begin,
+                                        Rest rest) {
   Slice slice = slice_of(team, count);
 #pragma unroll 1
   for (u32 first = slice.begin; first < slice.end; first += N * LANES) {
@@ -40,6 +42,7 @@ __device__ __forceinline__ void sum_all(const Team& team, const Targets (&rows)[
     begin(sums, first, slice.end);
 #pragma unroll
     for (u32 set = 0; set < SETS; set++) add_rows(sums, rows[set], first, slice.end);
+    rest(sums, first, slice.end);
     Vector out[N];
 #pragma unroll
     for (u32 i = 0; i < N; i++) out[i] = rounded(sums[i]);
@@ -112,7 +115,8 @@ __device__ __forceinline__ void return_sum(const UcclEpNormalReturn& p, const Te
   u32 lane = lane_of_thread(), row = row_of_nth_choice(p, at, lane);
   bool is_there = row != NO_ROW;
   Targets rows[1] = {{p.rows + row * p.row_stride, __ballot_sync(ALL, is_there)}};
-  sum_all<SENT_SUM_WIDTH>(team, rows, to, p.row_len / 16, [](Sums(&)[SENT_SUM_WIDTH], u32, u32) {});
+  auto nothing = [](Sums(&)[SENT_SUM_WIDTH], u32, u32) {};
+  sum_all<SENT_SUM_WIDTH>(team, rows, to, p.row_len / 16, nothing, nothing);
   if (p.weights != 0 && team.warp == 0 && lane < p.top_k) {
     float weight = is_there ? reinterpret_cast<const float*>(p.weights)[row] : 0.0f;
     reinterpret_cast<float*>(to + p.weights_at)[lane] = weight;
@@ -240,31 +244,18 @@ __device__ __forceinline__ ReturnedRow row_at(const UcclEpNormalSum& p, const Pl
   return {row, row + p.weights_at};
 }
 
-// A token's routing, loaded before its rows have come: a lane has two ranks and a choice.
+// A token's routing, loaded before its rows have come: a lane has a choice.
 struct TokenRouting {
-  u64 mask;  // the token's ranks
-  Slot slots[2];
+  RanksOfToken ranks;
   u32 choice;
-
-  // The token's place at any rank. All lanes take part.
-  __device__ __forceinline__ int place_in_rank(u32 rank) const {
-    int lane = static_cast<int>(rank % LANES);
-    int low = __shfl_sync(ALL, slots[0].place(), lane), high = __shfl_sync(ALL, slots[1].place(), lane);
-    return rank < LANES ? low : high;
-  }
 };
 
 // All loads are in flight at once: none depends on another.
 __device__ __forceinline__ TokenRouting routing_of(const UcclEpNormalSum& p, u32 token) {
   const UcclEpRoutes& r = p.routes;
-  u32 lane = lane_of_thread(), ranks = p.group.ranks;
+  u32 lane = lane_of_thread();
   TokenRouting routing;
-  routing.mask = reinterpret_cast<const u64*>(r.masks)[token];
-#pragma unroll
-  for (u32 half = 0; half < 2; half++) {
-    u32 rank = half * LANES + lane;
-    routing.slots[half] = rank < ranks ? slot_at(r, ranks, token, rank) : Slot{-1, 0};
-  }
+  routing.ranks = ranks_of_token(r.masks, token);
   bool is_choice = p.order != UCCL_EP_BY_RANK && lane < r.top_k;
   routing.choice =
       is_choice ? reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + lane] : NO_EXPERT;
@@ -274,7 +265,7 @@ __device__ __forceinline__ TokenRouting routing_of(const UcclEpNormalSum& p, u32
 // A rank's row for a token: its slot is the number of the token's ranks before it.
 __device__ __forceinline__ ReturnedRow row_of(const UcclEpNormalSum& p, const PlacedCall& call,
                                               const TokenRouting& routing, u32 token, u32 rank) {
-  return row_at(p, call, token, rank, ranks_before(routing.mask, rank));
+  return row_at(p, call, token, rank, routing.ranks.before(rank));
 }
 
 // Finds a token's returned rows in this rank's window.
@@ -285,40 +276,26 @@ struct WindowRowSource {
   }
 };
 
-// The same, except for this rank's own row, which is not copied.
-struct OwnRowSource {
-  const UcclEpNormalReturn& from;
-  u64 at;  // the own row's number
-
-  __device__ __forceinline__ ReturnedRow operator()(const UcclEpNormalSum& p, const PlacedCall& call,
-                                                    const TokenRouting& routing, u32 token, u32 rank) const {
-    if (rank != p.group.rank || from.metadata != 0) return row_of(p, call, routing, token, rank);
-    // Indices from a corrupted table reach no other memory.
-    if (at >= from.len) return row_of(p, call, routing, token, rank);
-    return {from.rows + at * from.row_stride, from.weights + at * from.top_k * sizeof(float)};
-  }
-};
-
-// The rows of a token's sum, and their weights. A lane has those of two ranks, or of a choice.
+// The rows of a token's sum, and their weights. A lane has those of its ranks, or of a choice.
 struct SumInputs {
-  Targets rows[2];
-  u64 weights[2];
+  Targets rows[TARGET_SETS];
+  u64 weights[TARGET_SETS];
   bool is_there;  // whether the lane's choice has a row, be it its rank's last choice or not
 };
 
-// A token's rows by rank: a lane has those of two ranks.
+// A token's rows by rank: those of a part of its ranks.
 template <typename RowOf>
 __device__ __forceinline__ SumInputs rows_by_rank(const UcclEpNormalSum& p, const WaitState& w,
-                                                  const TokenRouting& routing, u32 token, RowOf of) {
+                                                  const TokenRouting& routing, u32 token, u32 part, RowOf of) {
   SumInputs inputs = {};
 #pragma unroll
-  for (u32 half = 0; half < 2; half++) {
-    u32 rank = half * LANES + lane_of_thread();
-    bool is_there = (routing.mask >> rank & 1) != 0 && !has_no_row(w, rank);
+  for (u32 set = 0; set < TARGET_SETS; set++) {
+    u32 rank = routing.ranks.of_lane(part, set);
+    bool is_there = rank != NO_RANK && !has_no_row(w, rank);
     ReturnedRow back = {0, 0};
     if (is_there) back = of(p, w.call, routing, token, rank);
-    inputs.rows[half] = {back.row, __ballot_sync(ALL, is_there)};
-    inputs.weights[half] = back.weights;
+    inputs.rows[set] = {back.row, __ballot_sync(ALL, is_there)};
+    inputs.weights[set] = back.weights;
   }
   return inputs;
 }
@@ -328,7 +305,7 @@ template <typename RowOf>
 __device__ __forceinline__ SumInputs rows_by_choice(const UcclEpNormalSum& p, const WaitState& w,
                                                     const TokenRouting& routing, u32 token, RowOf of) {
   u32 lane = lane_of_thread(), expert = expert_of(routing.choice);
-  u32 rank = expert == NO_EXPERT ? UCCL_EP_MAX_RANKS : expert / p.routes.local_experts;
+  u32 rank = expert == NO_EXPERT ? NO_RANK : expert / p.routes.local_experts;
   u32 same = __match_any_sync(ALL, rank);
   bool is_there = rank < p.group.ranks && !has_no_row(w, rank);
   bool is_each = p.order == UCCL_EP_EACH_CHOICE, is_last = same >> lane == 1;
@@ -351,8 +328,8 @@ __device__ __forceinline__ void sum_weights(const UcclEpNormalSum& p, u32 token,
     if (inputs.is_there) sum = reinterpret_cast<const float*>(inputs.weights[0])[lane];
   } else {
 #pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-      for_each({inputs.weights[half], inputs.rows[half].has}, [&](u64 weights) {
+    for (u32 set = 0; set < TARGET_SETS; set++) {
+      for_each({inputs.weights[set], inputs.rows[set].has}, [&](u64 weights) {
         if (lane < p.routes.top_k) sum = __fadd_rn(sum, reinterpret_cast<const float*>(weights)[lane]);
       });
     }
@@ -360,20 +337,21 @@ __device__ __forceinline__ void sum_weights(const UcclEpNormalSum& p, u32 token,
   if (lane < p.routes.top_k) reinterpret_cast<float*>(p.weights)[static_cast<u64>(token) * p.routes.top_k + lane] = sum;
 }
 
-// Sums any number of rows, beginning with a token's biases.
+// Sums any number of rows, beginning with a token's biases. `rest` adds the rows that no lane has.
+template <typename Rest>
 __device__ __forceinline__ void sum_from_biases(const UcclEpNormalSum& p, const Team& team, const SumInputs& inputs,
-                                                u64 row_at) {
-  sum_all<SUM_WIDTH>(team, inputs.rows, p.out + row_at, p.row_len / 16,
-                     [&](Sums(&sums)[SUM_WIDTH], u32 first, u32 end) {
+                                                u64 row_at, Rest rest) {
+  auto begin = [&](Sums(&sums)[SUM_WIDTH], u32 first, u32 end) {
 #pragma unroll
-                       for (u32 nth = 0; nth < 2; nth++) {
-                         if (p.bias[nth] == 0) continue;
-                         Vector bias[SUM_WIDTH] = {};
-                         load_vectors(bias, p.bias[nth] + row_at, first, end);
+    for (u32 nth = 0; nth < 2; nth++) {
+      if (p.bias[nth] == 0) continue;
+      Vector bias[SUM_WIDTH] = {};
+      load_vectors(bias, p.bias[nth] + row_at, first, end);
 #pragma unroll
-                         for (u32 i = 0; i < SUM_WIDTH; i++) add(sums[i], bias[i]);
-                       }
-                     });
+      for (u32 i = 0; i < SUM_WIDTH; i++) add(sums[i], bias[i]);
+    }
+  };
+  sum_all<SUM_WIDTH>(team, inputs.rows, p.out + row_at, p.row_len / 16, begin, rest);
 }
 
 // Sums a token's rows, which `of` finds, beginning with its biases.
@@ -381,13 +359,21 @@ template <typename RowOf>
 __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const WaitState& w, const Team& team,
                                          const TokenRouting& routing, u32 token, RowOf of) {
   bool by_rank = p.order == UCCL_EP_BY_RANK;
-  SumInputs inputs = by_rank ? rows_by_rank(p, w, routing, token, of) : rows_by_choice(p, w, routing, token, of);
+  SumInputs inputs = by_rank ? rows_by_rank(p, w, routing, token, 0, of) : rows_by_choice(p, w, routing, token, of);
+  // Only tokens without choices have more ranks than a warp has lanes.
+  u32 parts = by_rank ? routing.ranks.parts() : 1;
   u64 row_at = token * static_cast<u64>(p.row_len);
   RowPair pair = first_two(inputs.rows);
-  if ((pair.count == 1 || pair.count == 2) && p.bias[0] == 0 && p.bias[1] == 0) {
+  if ((pair.count == 1 || pair.count == 2) && p.bias[0] == 0 && p.bias[1] == 0 && parts == 1) {
     sum_pair<PAIR_WIDTH>(team, pair, p.out + row_at, p.row_len / 16);
   } else {
-    sum_from_biases(p, team, inputs, row_at);
+    sum_from_biases(p, team, inputs, row_at, [&](Sums(&sums)[SUM_WIDTH], u32 first, u32 end) {
+#pragma unroll 1
+      for (u32 part = 1; part < parts; part++) {
+        SumInputs more = rows_by_rank(p, w, routing, token, part, of);
+        add_rows(sums, more.rows[0], first, end);
+      }
+    });
   }
   if (p.weights != 0 && team.warp == 0) sum_weights(p, token, inputs);
 }
@@ -400,114 +386,4 @@ __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, WaitState& 
     sum_rows(p, w, team, routing_of(p, token), token, WindowRowSource{});
   }
   if (is_last_block(p.group, STEP_RECEIVE, w)) set_taken(p.group, p.call, w);
-}
-
-// The number of ranks that rows go back to. This rank's own rows are not copied, unless they are
-// summed.
-__device__ __forceinline__ u32 ranks_of(const UcclEpNormalReturn& p) {
-  return p.metadata != 0 ? p.group.ranks : p.group.ranks - 1;
-}
-
-// The number of chunks to send: those of the rank that has the most, times the ranks.
-template <typename Rows>
-__device__ __forceinline__ u32 chunks_of(const UcclEpNormalReturn& p, const Rows& rows) {
-  u32 most = 0;
-#pragma unroll 1
-  for (u32 rank = 0; rank < p.group.ranks; rank++) most = max(most, chunking_of(rows.from(p, rank).count).flags);
-  return most * ranks_of(p);
-}
-
-// Sends rows back, chunk by chunk; ranks take turns.
-template <typename Rows>
-__device__ __forceinline__ void return_chunks(const UcclEpNormalReturn& p, const Rows& of, const PlacedCall& call,
-                                              const Share& share, FlagQueue& out) {
-  const UcclEpGroup& g = p.group;
-  u32 ranks = ranks_of(p);
-  send_chunks(out, chunks_of(p, of), share, [&](u32 chunk, u32 nth) {
-    u32 flag = chunk / ranks, rank = (g.rank + 1 + chunk % ranks) % g.ranks;
-    RankTokens received = of.from(p, rank);
-    Chunking chunking = chunking_of(received.count);
-    bool has = flag < chunking.flags && !is_masked(call, rank);
-    Chunk rows = chunk_of(chunking, flag, has ? received.count : 0);
-#pragma unroll 1
-    for (u32 at = rows.begin; at < rows.end; at++) return_token(p, of, call, rows.team, received.first + at);
-    hand_over_flags(out, nth, has ? 1 : 0, [&](u32) -> ReadyFlag {
-      u64 word = flags_of(g, call, rank, g.rank) + sizeof(u64) * flag;
-      return {word, chunk_flag(call.number, rows.begin, rows.end - rows.begin)};
-    });
-  });
-}
-
-// State of a block that sends back and sums.
-struct CombineState {
-  WaitState wait;
-  FlagQueue out;
-  u32 counts[UCCL_EP_MAX_RANKS];  // this rank's tokens by rank
-};
-
-// Waits until all of a token's rows are there: a lane polls a piece of a rank's row.
-__device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, CombineState& s,
-                                              const TokenRouting& routing) {
-  const UcclEpGroup& g = p.sum.group;
-  WaitState& w = s.wait;
-#pragma unroll 1
-  for (u32 first = 0; first < g.ranks * MAX_PIECES; first += LANES) {
-    u32 rank = (first + lane_of_thread()) / MAX_PIECES, piece = (first + lane_of_thread()) % MAX_PIECES;
-    int place = routing.place_in_rank(rank);
-    bool comes = rank < g.ranks && place >= 0 && !has_no_row(w, rank);
-    bool is_own_row = rank == g.rank && p.send.metadata == 0;
-    u64 word = 0, seen;
-    if (comes && !is_own_row) {
-      Chunking chunking = chunking_of(s.counts[rank]);
-      u32 flag = static_cast<u32>(place) / chunking.rows * chunking.pieces + piece;
-      if (piece < chunking.pieces) word = flags_of(g, w.call, g.rank, rank) + sizeof(u64) * flag;
-    }
-    if (!wait_for_flags(g, w, word != 0, rank, word, seen)) return false;
-  }
-  return true;
-}
-
-// Sums tokens as their rows come. A warp loads the routing of its next token while it sums one.
-template <typename Rows>
-__device__ __forceinline__ void sum_chunks(const UcclEpNormalCombine& p, CombineState& s, const Rows& rows) {
-  const UcclEpNormalSum& sum = p.sum;
-  const UcclEpNormalReturn& back = p.send;
-  u32 me = sum.group.rank, tokens = sum.routes.tokens;
-  // Several warps share each of a few tokens. A sum has no flag, so many pieces cost nothing.
-  u32 pieces = pieces_of(tokens, UCCL_EP_CHUNKS);
-  u32 first = rows.first_of(back, me);
-  TokenRouting next;
-  share_out(
-      sum.group, s.wait.call, tokens * pieces, [&](u32 i) { next = routing_of(sum, i / pieces); },
-      [&](u32 i, auto look_ahead) {
-        TokenRouting routing = next;
-        if (!wait_for_rows(p, s, routing)) return false;
-        look_ahead();
-        OwnRowSource of = {back, static_cast<u64>(first) + static_cast<u32>(routing.place_in_rank(me))};
-        sum_rows(sum, s.wait, {0, 0, i % pieces, pieces}, routing, i / pieces, of);
-        return true;
-      });
-}
-
-// Sends back and sums in one launch, chunk by chunk.
-template <typename Rows>
-__device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, CombineState& s, const Rows& rows) {
-  const UcclEpNormalReturn& back = p.send;
-  const UcclEpGroup& g = back.group;
-  WaitState& w = s.wait;
-  if (threadIdx.x < g.ranks) s.counts[threadIdx.x] = reinterpret_cast<const u32*>(p.sum.routes.counts)[threadIdx.x];
-  if (!begin_send(g, back.call, w)) return;
-  if (is_spare_sender()) {
-    write_headers(g, back.call, w.call, nullptr);
-    set_arrived(g, back.call, w);
-  }
-  if (!has_rows(back, w)) return;
-  Share share = senders(SENDERS);
-  if (ranks_of(back) > 0 && has_block(share)) return_chunks(back, rows, w.call, share, s.out);
-  if (!wait_for_data(g, back.call, 0, w)) return;
-  sum_chunks(p, s, rows);
-  if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
-  end_shares(g, w.call);
-  take_place(g, back.call, w.call);
-  set_taken(g, back.call, w);
 }

@@ -8,16 +8,8 @@
 // A record's last word is the token's number, of TOKEN_BITS, and the receiver's index among the
 // token's ranks: the slot of the row that comes back.
 
-// The number of a token's ranks before `rank`.
-__device__ __forceinline__ u32 ranks_before(u64 mask, u32 rank) {
-  u64 before = mask & ((1ull << rank) - 1);
-  return __popc(static_cast<u32>(before)) + __popc(static_cast<u32>(before >> 32));
-}
-
-// A record's last word: the token's number, and the rank's index among its ranks.
-__device__ __forceinline__ u32 token_sent(u64 mask, u32 token, u32 rank) {
-  return ranks_before(mask, rank) << TOKEN_BITS | token;
-}
+// A record's last word: the token's number, and the number of its ranks before the record's.
+__device__ __forceinline__ u32 token_sent(u32 token, u32 ranks_before) { return ranks_before << TOKEN_BITS | token; }
 
 // The number of words that go with a token, one behind the other: its choices with their places,
 // their weights, and the last word.
@@ -33,12 +25,12 @@ struct OwnToken {
   __device__ __forceinline__ u32 scale(u32 word) const {
     return reinterpret_cast<const u32*>(p.scales)[number * p.scales_token + word * p.scales_word];
   }
-  __device__ __forceinline__ u64 mask() const { return reinterpret_cast<const u64*>(p.send.routes.masks)[number]; }
+  __device__ __forceinline__ RanksOfToken ranks() const { return ranks_of_token(p.send.routes.masks, number); }
   // The `nth` word that goes with it.
   __device__ __forceinline__ u32 word(u32 nth) const {
     const UcclEpRoutes& r = p.send.routes;
     if (nth < r.top_k) return choice_sent(r, p.send.group.ranks, number, nth);
-    if (nth == 2 * r.top_k) return token_sent(mask(), number, p.send.group.rank);
+    if (nth == 2 * r.top_k) return token_sent(number, ranks().before(p.send.group.rank));
     if (p.weights == 0) return __float_as_uint(0.0f);
     return reinterpret_cast<const u32*>(p.weights)[static_cast<u64>(number) * r.top_k + nth - r.top_k];
   }
@@ -86,50 +78,62 @@ __device__ __forceinline__ u32 word_with(const Token& token, const TokenExtras& 
   return nth >= LANES && nth < words_with(top_k) ? token.word(nth) : word;
 }
 
-// Stores the words that go with a token. One warp.
-__device__ __forceinline__ void send_words(const OwnToken& token, const TokenExtras& extras, u64 mask,
-                                           const Targets (&to)[2]) {
+// Stores the words that go with a token, to a part of its ranks. One warp.
+__device__ __forceinline__ void send_words(const OwnToken& token, const TokenExtras& extras, const RanksOfToken& ranks,
+                                           u32 part, const Targets (&to)[TARGET_SETS]) {
   const UcclEpSend& send = token.p.send;
   u32 top_k = send.routes.top_k, count = words_with(top_k);
 #pragma unroll 1
   for (u32 first = 0; first < count; first += LANES) {
     u32 nth = first + lane_of_thread(), word = word_with(token, extras, nth, top_k);
 #pragma unroll
-    for (u32 half = 0; half < 2; half++) {
+    for (u32 set = 0; set < TARGET_SETS; set++) {
 #pragma unroll 1
-      for (u32 left = to[half].has; left != 0; left &= left - 1) {
+      for (u32 left = to[set].has; left != 0; left &= left - 1) {
         int lane = __ffs(static_cast<int>(left)) - 1;
-        u64 record = __shfl_sync(ALL, to[half].mine, lane);
+        u64 record = __shfl_sync(ALL, to[set].mine, lane);
         // The last word is another for each receiver.
-        if (nth + 1 == count) word = token_sent(mask, token.number, half * LANES + static_cast<u32>(lane));
+        if (nth + 1 == count) word = token_sent(token.number, ranks.before_lane(part, set, static_cast<u32>(lane)));
         if (nth < count) *reinterpret_cast<u32*>(record + send.area.choices_at + 4ull * nth) = word;
       }
     }
   }
 }
 
-// Writes a token to its records, without that at `left_out`.
-__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const PlacedCall& call, const Team& team,
-                                            u32 number, u32 left_out = NO_RANK) {
+// Writes a token to its records at a part of its ranks, without that at `left_out`.
+__device__ __forceinline__ void send_records(const UcclEpNormalSend& p, const PlacedCall& call, const Team& team,
+                                             const OwnToken& token, u32 part, u32 left_out) {
   const UcclEpArea& area = p.send.area;
-  OwnToken token = {p, number};
-  Targets to[2];
+  Targets to[TARGET_SETS];
   TokenExtras extras;
-  u64 mask;
+  RanksOfToken ranks;
   copy_to_all<LONG_ROUND>(team, to, token.row(), area.payload / 16, [&] {
-    records_of(p.send, call, number, to, left_out);
+    records_of(p.send, call, token.number, part, to, left_out);
     extras = load_extras(token, team, area.scales, p.send.routes.top_k);
-    mask = token.mask();
+    ranks = token.ranks();
   });
   store_scales(token, extras, team, area.scales, [&](u32 word, u32 scale) {
 #pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-      for_each(to[half], [&](u64 record) {
+    for (u32 set = 0; set < TARGET_SETS; set++) {
+      for_each(to[set], [&](u64 record) {
         if (word < area.scales) *reinterpret_cast<u32*>(record + area.scales_at + 4ull * word) = scale;
       });
     }
   });
-  if (team.warp == 0) send_words(token, extras, mask, to);
+  if (team.warp == 0) send_words(token, extras, ranks, part, to);
+}
+
+// Writes a token to its records, without that at `left_out`.
+__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const PlacedCall& call, const Team& team,
+                                            u32 number, u32 left_out = NO_RANK) {
+  OwnToken token = {p, number};
+  if constexpr (IS_WIDE) {
+    u32 parts = token.ranks().parts();
+#pragma unroll 1
+    for (u32 part = 0; part < parts; part++) send_records(p, call, team, token, part, left_out);
+  } else {
+    send_records(p, call, team, token, 0, left_out);
+  }
 }
 
 __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, WaitState& w) {
@@ -180,15 +184,20 @@ __device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const Pla
 // More tokens than any rank has: where the host decides on rounds.
 constexpr u32 ANY_TOKENS = 0xffffffff;
 
+// The most experts of a rank: a wide group has more ranks than fit into a word.
+constexpr u32 MAX_LOCAL_EXPERTS = IS_WIDE ? UCCL_EP_MAX_EXPERTS / (UCCL_EP_NARROW_RANKS + 1) : UCCL_EP_MAX_EXPERTS;
+// In a round there is a first row for each rank.
+constexpr u32 MAX_FIRSTS = (MAX_LOCAL_EXPERTS > RANKS ? MAX_LOCAL_EXPERTS : RANKS) + 1;
+
 // State of a block that receives.
 struct NormalReceiveState {
   WaitState wait;
-  u32 starts[UCCL_EP_MAX_RANKS + 1];
-  u32 before[UCCL_EP_MAX_EXPERTS];      // by rank and local expert: tokens of earlier ranks that chose the expert
-  u32 counts[UCCL_EP_MAX_EXPERTS];      // by local expert: tokens that chose it
-  u32 firsts[UCCL_EP_MAX_EXPERTS + 1];  // by local expert: its first row, where rows are by expert
-  u32 tokens[UCCL_EP_MAX_RANKS];        // of each rank, for all receivers
-  u32 flags;                            // of all ranks, counting for each as many as the rank with the most tokens has
+  u32 starts[RANKS + 1];
+  u32 before[UCCL_EP_MAX_EXPERTS];  // by rank and local expert: tokens of earlier ranks that chose the expert
+  u32 counts[MAX_LOCAL_EXPERTS];    // by local expert: tokens that chose it
+  u32 firsts[MAX_FIRSTS];           // by local expert: its first row, where rows are by expert
+  u32 tokens[RANKS];                // of each rank, for all receivers
+  u32 flags;                        // of all ranks, counting for each as many as the rank with the most tokens has
   u32 sums[UCCL_EP_THREADS];
 };
 
@@ -313,7 +322,7 @@ __device__ __forceinline__ bool has_room(const UcclEpGroup& g, const UcclEpCall&
 __device__ __forceinline__ void write_tables(const UcclEpNormalReceive& p, const NormalReceiveState& s) {
   const UcclEpGroup& g = p.group;
   if (blockIdx.x != 0 || p.origin == 0) return;
-  if (threadIdx.x <= g.ranks) reinterpret_cast<u32*>(p.starts)[threadIdx.x] = s.starts[threadIdx.x];
+  for_starts(g.ranks, [&](u32 rank) { reinterpret_cast<u32*>(p.starts)[rank] = s.starts[rank]; });
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
     reinterpret_cast<u32*>(p.per_expert)[expert] = s.counts[expert];

@@ -48,7 +48,7 @@ struct RoundReturn {
 // Writes the counts of the whole call to the caller's tables, and where the first round's rows go.
 __device__ __forceinline__ void write_totals(const UcclEpNormalTotals& p, const NormalReceiveState& s) {
   u32 ranks = p.send.group.ranks, local = p.send.routes.local_experts;
-  if (threadIdx.x <= ranks) reinterpret_cast<u32*>(p.starts)[threadIdx.x] = s.starts[threadIdx.x];
+  for_starts(ranks, [&](u32 rank) { reinterpret_cast<u32*>(p.starts)[rank] = s.starts[rank]; });
   if (threadIdx.x < ranks) reinterpret_cast<u32*>(p.firsts)[threadIdx.x] = s.starts[threadIdx.x];
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) {
@@ -92,8 +92,7 @@ __device__ __forceinline__ void normal_totals(const UcclEpNormalTotals& p, Norma
 
 // Writes the counts in a handle's tables to the host's mailbox. One block.
 __device__ __forceinline__ void normal_recount(const UcclEpNormalRecount& p, NormalReceiveState& s) {
-  u32 rank = threadIdx.x;
-  if (rank <= p.group.ranks) s.starts[rank] = reinterpret_cast<const u32*>(p.starts)[rank];
+  for_starts(p.group.ranks, [&](u32 rank) { s.starts[rank] = reinterpret_cast<const u32*>(p.starts)[rank]; });
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
     s.counts[expert] = reinterpret_cast<const u32*>(p.per_expert)[expert];
@@ -163,7 +162,7 @@ UCCL_COLD void fill_behind_rounds(const UcclEpNormalReceive& p, Round of, Normal
   u32 rank = threadIdx.x;
   if (rank < p.group.ranks) s.tokens[rank] = of.firsts()[rank] + s.starts[rank + 1] - s.starts[rank];
   __syncthreads();
-  if (threadIdx.x <= p.group.ranks) s.starts[threadIdx.x] = of.starts()[threadIdx.x];
+  for_starts(p.group.ranks, [&](u32 rank) { s.starts[rank] = of.starts()[rank]; });
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
     s.counts[expert] = reinterpret_cast<const u32*>(of.round.per_expert)[expert];
@@ -216,7 +215,7 @@ __device__ __forceinline__ void normal_receive_round(const UcclEpNormalReceiveRo
 // State of a block that sends the rows of a round back.
 struct ReturnRoundState {
   WaitState wait;
-  u32 starts[UCCL_EP_MAX_RANKS + 1];  // the round's rows before those of each rank, and all
+  u32 starts[RANKS + 1];  // the round's rows before those of each rank, and all
 };
 
 // The row of a round's token: each lane may ask for another.

@@ -107,7 +107,7 @@ struct function {
 static const struct function functions[] = {
     {"uccl_copy_table", 0, 0}, {"uccl_copy_small", 100, 101}, {"uccl_copy_wide", 256, 1057}};
 
-static struct emulated emulations[24];
+static struct emulated emulations[64];
 static int emulated_count;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

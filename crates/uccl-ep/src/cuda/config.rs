@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::params::is_wide;
+
 /// How a rank takes part in a group.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -31,6 +33,14 @@ pub struct Config {
     pub node: Option<u64>,
     /// Settings of the network between nodes, as for [a group of the CPU](crate::Config::network).
     pub network: Option<uccl_p2p::Config>,
+}
+
+impl Config {
+    /// Whether rows have ready flags, if ranks reach each other directly. Late ranks are left out
+    /// as a whole, and a wide group's flags would take megabytes of each window.
+    pub(super) fn has_flags(&self) -> bool {
+        !self.masks_late && !is_wide(self.ranks)
+    }
 }
 
 /// The path between the ranks of a group. All ranks have the same value, but if some have

@@ -14,7 +14,7 @@ use super::{
     kernels::{Kernel, Kernels},
     mailbox::CountsMailbox,
     occupancy::{Occupancy, RESERVED},
-    params::{Addresses, CallParams, GroupParams, MAX_RANKS, Mask, TAGGED_WORDS},
+    params::{Addresses, CallParams, GroupParams, Mask, TAGGED_WORDS},
     state::State,
     status::{Reports, TOO_MANY},
     window::words_len,
@@ -28,17 +28,18 @@ use crate::{
         join::{Exchange, Position},
         nodes::Nodes,
         places::PLACE_ALIGN,
+        rank_set::{MAX_RANKS, RankSet},
         view::{self, control_len},
     },
 };
 
-/// A change of masks, with a bit for each rank.
+/// A change of masks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MaskChange {
     /// Ranks that take no part in later calls.
-    pub left_out: u64,
+    pub left_out: RankSet,
     /// Ranks that take part again.
-    pub let_in: u64,
+    pub let_in: RankSet,
 }
 
 /// One rank's end of a group. Dropping it tells the other ranks nothing.
@@ -63,8 +64,8 @@ pub struct Group {
     pool_len: usize,
     /// The address of this rank's pool.
     pool_address: AtomicU64,
-    /// A bit for each rank that is there.
-    present: AtomicU64,
+    /// The ranks that are there.
+    present: Mutex<RankSet>,
     pub(super) generation: AtomicU32,
     /// Held by the meeting that is under way.
     pub(super) meeting: Mutex<()>,
@@ -184,7 +185,7 @@ impl Group {
     /// wait for a proxy.
     #[must_use]
     pub fn can_fuse(&self) -> bool {
-        !self.is_via_host() && !self.config.masks_late
+        !self.is_via_host() && self.config.has_flags()
     }
 
     fn via_host(&self) -> Option<Arc<crate::Group>> {
@@ -203,24 +204,24 @@ impl Group {
         PoolHold::of(&self.windows.lock())
     }
 
-    /// A bit for each rank that is there.
+    /// The ranks that are there.
     #[must_use]
-    pub fn present(&self) -> u64 {
-        self.present.load(Ordering::Relaxed)
+    pub fn present(&self) -> RankSet {
+        *self.present.lock()
     }
 
-    /// A bit for each rank.
-    pub(super) fn every_rank(&self) -> u64 {
-        u64::MAX >> (MAX_RANKS - self.ranks())
+    /// All ranks of the group.
+    pub(super) fn every_rank(&self) -> RankSet {
+        RankSet::first(self.ranks())
     }
 
     /// Notes what the host needs of these addresses. Returns the ranks that are there.
-    pub(super) fn note_addresses(&self, addresses: &Addresses) -> u64 {
+    pub(super) fn note_addresses(&self, addresses: &Addresses) -> RankSet {
         let pool = addresses.windows[self.rank()] + self.params.pool_at;
         self.pool_address.store(pool, Ordering::Relaxed);
-        let bit = |(rank, window): (usize, &u64)| u64::from(*window != 0) << rank;
-        let present = addresses.windows.iter().enumerate().map(bit).sum();
-        self.present.store(present, Ordering::Relaxed);
+        let ranks = addresses.windows.iter().enumerate();
+        let present = ranks.filter(|(_, window)| **window != 0).map(|(rank, _)| rank).collect();
+        *self.present.lock() = present;
         present
     }
 
@@ -342,9 +343,8 @@ impl Group {
         status: u64,
         stream: &Stream,
     ) -> Result<()> {
-        let (ranks, absent) = (self.config.ranks as u32, self.every_rank() & !self.present());
-        if let_in & absent != 0 {
-            let rank = (let_in & absent).trailing_zeros();
+        let (ranks, absent) = (self.config.ranks as u32, self.every_rank() - self.present());
+        if let Some(rank) = (let_in & absent).iter().next() {
             return Err(Error::invalid(format!("rank {rank} has not joined")));
         }
         let own = self.state.own();
@@ -411,11 +411,11 @@ impl Resources {
     fn new(config: &Config) -> Result<Self> {
         let Config { rank, ranks, device, .. } = *config;
         if rank >= ranks || ranks > MAX_RANKS {
-            let why = format!("rank {rank} of {ranks}; a group on GPUs has up to {MAX_RANKS}");
+            let why = format!("rank {rank} of {ranks}; a group has up to {MAX_RANKS}");
             return Err(Error::invalid(why));
         }
         let context = Gpus::get().device(device)?.context()?;
-        let kernels = Kernels::of(context)?;
+        let kernels = Kernels::of(context, ranks)?;
         let (state, mailbox) = (State::new(context)?, CountsMailbox::new(context)?);
         let reports = Arc::new(Reports::new(context)?);
         Ok(Self { context, kernels, state, reports, mailbox })
@@ -442,14 +442,14 @@ impl Resources {
             is_alone: AtomicBool::new(config.is_alone),
             pool_len: windows.pool_len(),
             pool_address: AtomicU64::new(0),
-            present: AtomicU64::new(0),
+            present: Mutex::new(RankSet::EMPTY),
             generation: AtomicU32::new(position.generation),
             meeting: Mutex::new(()),
             params,
             windows: Mutex::new(Arc::new(windows)),
         };
         let present = group.note_addresses(&addresses);
-        group.state.begin(position, addresses, !present & group.every_rank())?;
+        group.state.begin(position, addresses, group.every_rank() - present)?;
         group.windows.lock().watch().iter().for_each(|watch| watch.begin());
         Ok(group)
     }

@@ -14,15 +14,12 @@ use parking_lot::Mutex;
 use uccl_device::cuda::{Context, DeviceBuffer, HostRegistration};
 use uccl_fabric::shm::Mapping;
 
-use super::{
-    params::{Addresses, MAX_RANKS},
-    status::Reports,
-    watch::Watch,
-};
+use super::{params::Addresses, status::Reports, watch::Watch};
 use crate::{
     host::group::Group,
     shared::{
         error::{Error, Result},
+        rank_set::{MAX_RANKS, RankSet},
         view::control_len,
     },
 };
@@ -39,7 +36,7 @@ pub(super) struct HostWindows {
     /// The staging copy, as long as a window: this rank's rows for itself, and data fetched from
     /// its own window.
     staging_copy: DeviceBuffer,
-    far: u64,
+    far: RankSet,
     mirrors: u64,
     ring: u64,
     ring_slots: u64,
@@ -61,7 +58,7 @@ impl HostWindows {
             registrations.push(lock?);
             Ok::<_, Error>(address)
         };
-        let (mut windows, mut far) = ([0; MAX_RANKS], 0);
+        let (mut windows, mut far) = ([0; MAX_RANKS], RankSet::EMPTY);
         let far_peers = group.window().far();
         let (mut mirrors, mut ring, mut ring_slots) = (0, 0, 0);
         if let Some(peers) = far_peers {
@@ -73,7 +70,7 @@ impl HostWindows {
                 *at = lock(near)?;
             } else if let Some(offset) = far_peers.and_then(|peers| peers.staging_offset(rank)) {
                 *at = mirrors + offset as u64;
-                far |= 1 << rank;
+                far = far | RankSet::of(rank);
             }
             // Else the rank is absent.
         }

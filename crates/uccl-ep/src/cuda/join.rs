@@ -58,9 +58,9 @@ pub(super) fn meet_directly<T>(
 ) -> Result<Result<(T, Rendezvous)>> {
     let Config { rank, ranks, pool, .. } = *config;
     let prepared = prepared.and_then(|(own, candidate)| {
-        let has_flags = !config.masks_late;
         let in_fabric = config.reach == Reach::Fabric;
-        let window = Window::new(candidate.context, (rank, ranks), pool, has_flags, in_fabric)?;
+        let flags = config.has_flags();
+        let window = Window::new(candidate.context, (rank, ranks), pool, flags, in_fabric)?;
         let card = window.card(ranks, candidate.position)?;
         Ok((own, candidate, window, card))
     });

@@ -3,10 +3,11 @@
 
 use crate::shared::{
     error::{Error, Result},
+    rank_set::RANK_WORDS,
     routing::{MAX_EXPERTS, MAX_TOP_K},
 };
 
-use super::params::{MAX_CALL_TOKENS, Placement, Routes, SEGMENT};
+use super::params::{Placement, Routes, is_wide, max_call_tokens, segment_of};
 
 /// The experts that each of a rank's tokens chose.
 #[derive(Clone, Copy, Debug)]
@@ -49,10 +50,11 @@ impl ScratchLayout {
     fn of(choices: &Choices, ranks: usize) -> Self {
         let Choices { tokens, top_k, num_experts, .. } = *choices;
         let masks = size_of::<Placement>();
-        let slots = masks + 8 * tokens;
+        let words = if is_wide(ranks) { RANK_WORDS } else { 1 };
+        let slots = masks + size_of::<u64>() * words * tokens;
         let places = slots + 4 * tokens * ranks;
         let segments = places + 4 * tokens * top_k;
-        let counts = segments + 4 * tokens.div_ceil(SEGMENT) * (ranks + num_experts);
+        let counts = segments + 4 * tokens.div_ceil(segment_of(ranks)) * (ranks + num_experts);
         let experts = counts + 4 * ranks;
         let len = experts + 4 * num_experts;
         Self { masks, slots, places, segments, counts, experts, len }
@@ -72,8 +74,9 @@ impl Choices {
             );
             return Err(Error::invalid(why));
         }
-        if tokens > MAX_CALL_TOKENS {
-            let why = format!("{tokens} tokens, and a call on a GPU has {MAX_CALL_TOKENS} at most");
+        let most = max_call_tokens(ranks);
+        if tokens > most {
+            let why = format!("{tokens} tokens, and a call on a GPU has {most} at most");
             return Err(Error::invalid(why));
         }
         Ok(())

@@ -39,6 +39,7 @@ pub use self::{
     group::{Group, MaskChange},
     memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
     occupancy::{Occupancy, RESERVED},
-    params::{MAX_RANKS, MAX_TOKENS, ORIGIN_RANK, kernel_header, layout_assertions},
+    params::{MAX_TOKENS, ORIGIN_RANK, kernel_header, layout_assertions},
     windows::PoolHold,
 };
+pub use crate::shared::rank_set::{MAX_RANKS, RankSet};

@@ -13,22 +13,33 @@ use crate::{
     shared::{
         header,
         places::{ROUND, SLOTS},
+        rank_set::{MAX_RANKS, NARROW_RANKS, RANK_SET, RANK_WORDS, RankSet},
         record::Record,
         routing::MAX_EXPERTS,
         routing::MAX_TOP_K,
     },
 };
 
-/// The most ranks of a group on GPUs: each has a bit of a word.
-pub const MAX_RANKS: usize = 64;
 /// The origin of a received token is its rank times this, plus this rank's index among the token's
 /// ranks.
 pub const ORIGIN_RANK: usize = MAX_RANKS;
 /// The most tokens of a rank in a round on a GPU. A call of low latency mode has one round.
 pub const MAX_TOKENS: usize = 65_535;
-/// The most tokens of a rank in a call of several rounds: so many for each of [`MAX_RANKS`] are
-/// counted in 32 bits.
-pub(super) const MAX_CALL_TOKENS: usize = 1 << 25;
+/// The most tokens of a rank in a call of several rounds: so many for each rank are counted in 32
+/// bits.
+pub(super) const fn max_call_tokens(ranks: usize) -> usize {
+    (1 << 31) / room_for(ranks)
+}
+
+/// The ranks for which kernels of a group with so many have room: see rank_set.cuh.
+pub(super) const fn room_for(ranks: usize) -> usize {
+    if is_wide(ranks) { MAX_RANKS } else { NARROW_RANKS }
+}
+
+/// Whether a group has so many ranks that a set of them is more than a word.
+pub(super) const fn is_wide(ranks: usize) -> bool {
+    ranks > NARROW_RANKS
+}
 
 /// The most tokens and choices that each block of the send kernel reads. With more, a kernel before
 /// it computes the routing.
@@ -45,7 +56,14 @@ pub(super) const CHUNKS: usize = 2048;
 /// Tagged words from each rank in a call of a small batch.
 pub(super) const TAGGED_WORDS: usize = 1 + 8192;
 /// Tokens of a segment, which a block of `layout` counts.
-pub(super) const SEGMENT: usize = 128;
+const SEGMENT: usize = 128;
+/// The same in a wide group, whose counts need more of a block's memory.
+const WIDE_SEGMENT: usize = 64;
+
+/// Tokens of a segment, in a group of so many ranks.
+pub(super) const fn segment_of(ranks: usize) -> usize {
+    if is_wide(ranks) { WIDE_SEGMENT } else { SEGMENT }
+}
 /// Words of a header.
 const HEADER_WORDS: usize = header::WORDS;
 
@@ -68,8 +86,8 @@ kernel_struct! {
         /// By slot: offset in the pool.
         begins: [u64; SLOTS],
         ends: [u64; SLOTS],
-        /// A bit for each rank that is left out.
-        masked: u64,
+        /// The ranks that are left out.
+        masked: RankSet,
         /// By slot and rank: whether the rank's data came in time.
         verdicts: [[u32; MAX_RANKS]; SLOTS],
         /// Commands pushed to the proxy, in all.
@@ -89,9 +107,8 @@ kernel_struct! {
     /// Leaves ranks out, readmits others, and writes to `status` which ones are left out.
     pub(super) struct Mask = "UcclEpMask" {
         own: u64,
-        /// A bit for each rank.
-        set: u64,
-        clear: u64,
+        set: RankSet,
+        clear: RankSet,
         /// i32 by rank, or null.
         status: u64,
         ranks: u32,
@@ -109,11 +126,11 @@ kernel_struct! {
         phase: u32,
         detail: u32,
         call: u64,
-        /// A bit for each rank that the report is about.
-        late: u64,
+        /// The ranks that the report is about.
+        late: RankSet,
         waited_ns: u64,
-        /// A bit for each rank that is gone: set by the host.
-        lost: u64,
+        /// The ranks that are gone: set by the host.
+        lost: RankSet,
         expected: [u64; MAX_RANKS],
         seen: [u64; MAX_RANKS],
     }
@@ -148,8 +165,8 @@ kernel_struct! {
         row_windows: [u64; MAX_RANKS],
         /// This rank's window, or its staging copy: see staging.cuh.
         staging: u64,
-        /// A bit for each rank whose window this GPU does not reach.
-        far: u64,
+        /// The ranks whose windows this GPU does not reach.
+        far: RankSet,
         /// The base of commands' sources.
         mirrors: u64,
         /// The ring of commands: see far.cuh.
@@ -216,8 +233,8 @@ kernel_struct! {
         /// A bit for the slot of each call that a peer must have ended before the place is written
         /// to.
         after: u64,
-        /// A bit for each rank that is left out.
-        masked: u64,
+        /// The ranks that are left out.
+        masked: RankSet,
     }
 }
 
@@ -227,7 +244,7 @@ kernel_struct! {
     pub(super) struct Routes = "UcclEpRoutes" {
         /// `tokens * top_k` integers.
         choices: u64,
-        /// u64 by token: its ranks.
+        /// By token: its ranks. A word, or in a wide group a set.
         masks: u64,
         /// i32 by token and rank: the token's place among those for the rank, or -1.
         slots: u64,
@@ -713,7 +730,8 @@ kernel_struct! {
 }
 
 /// The structs of the header, each after those that it contains.
-const STRUCTS: [Struct; 31] = [
+const STRUCTS: [Struct; 32] = [
+    RANK_SET,
     Own::STRUCT,
     Addresses::STRUCT,
     Mask::STRUCT,
@@ -756,8 +774,10 @@ const _: () = {
 
 /// The constants of the header.
 const CONSTANTS: &[Constant] = kernel_constants![
-    /// Each rank has a bit of a 64-bit word.
+    /// The most ranks of a group; of one whose sets are one word; and the words of a set.
     UCCL_EP_MAX_RANKS = MAX_RANKS,
+    UCCL_EP_NARROW_RANKS = NARROW_RANKS,
+    UCCL_EP_RANK_WORDS = RANK_WORDS,
     /// An origin is a rank times this, plus an index among a token's ranks.
     UCCL_EP_ORIGIN_RANK = ORIGIN_RANK,
     UCCL_EP_MAX_EXPERTS = MAX_EXPERTS,
@@ -787,8 +807,9 @@ const CONSTANTS: &[Constant] = kernel_constants![
     /// Tagged words from each rank in a call of a small batch: counts, or whether weights follow
     /// and then weights.
     UCCL_EP_TAGGED_WORDS = TAGGED_WORDS,
-    /// Tokens of a segment, which a block of `layout` counts.
+    /// Tokens of a segment, which a block of `layout` counts; and in a wide group.
     UCCL_EP_SEGMENT = SEGMENT,
+    UCCL_EP_WIDE_SEGMENT = WIDE_SEGMENT,
     /// Values of UcclEpStatus::state.
     UCCL_EP_OVERDUE = state::OVERDUE,
     UCCL_EP_GAVE_UP = state::GAVE_UP,

@@ -14,6 +14,7 @@ use super::{
 use crate::shared::{
     error::{Error, Phase, Result},
     join::{Exchange, Position},
+    rank_set::RankSet,
 };
 
 impl Group {
@@ -26,7 +27,7 @@ impl Group {
     /// Whether a rank is there, left out or not.
     #[must_use]
     pub fn has(&self, rank: usize) -> bool {
-        self.present() >> rank & 1 == 1
+        self.present().has(rank)
     }
 
     /// Has all ranks that are there meet anew: each calls this with the same exchange. Ranks that
@@ -98,7 +99,7 @@ impl Group {
         let addresses = current.addresses(self.rank());
         self.set_occupancy(occupancy);
         let present = self.note_addresses(&addresses);
-        self.state.begin(position, addresses, !present & self.every_rank())?;
+        self.state.begin(position, addresses, self.every_rank() - present)?;
         current.watch().iter().for_each(|watch| watch.begin());
         self.generation.store(position.generation, Ordering::Release);
         drop(current);
@@ -118,11 +119,11 @@ impl Group {
         }
     }
 
-    /// The ranks that are left out behind the work on a stream: a bit for each.
+    /// The ranks that are left out behind the work on a stream.
     ///
     /// # Errors
     /// The work does not end in twice the group's timeout, or the driver refuses.
-    pub fn masked(&self, stream: &Stream) -> Result<u64> {
+    pub fn masked(&self, stream: &Stream) -> Result<RankSet> {
         let limit = 2 * self.config().timeout;
         Ok(self.state.read_behind(stream, self.rank(), limit)?.masked)
     }

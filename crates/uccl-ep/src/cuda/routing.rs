@@ -6,7 +6,7 @@ use uccl_device::cuda::Stream;
 
 use super::{
     group::Group,
-    params::{CallParams, Layout, Own, Routes, SEGMENT},
+    params::{CallParams, Layout, Own, Routes, segment_of},
 };
 use crate::shared::error::Result;
 
@@ -24,7 +24,7 @@ impl Layout {
     /// The stream is of the group's context, and the memory at the addresses is valid until this
     /// work has ended.
     pub(super) unsafe fn launch(&self, group: &Group, stream: &Stream) -> Result<()> {
-        let blocks = self.routes.tokens.div_ceil(SEGMENT as u32).max(1);
+        let blocks = self.routes.tokens.div_ceil(segment_of(group.ranks()) as u32).max(1);
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller guarantees
         // the rest.
         unsafe { group.kernels().layout.launch(stream, blocks, self) }

@@ -13,6 +13,7 @@ use super::params::{Addresses, Own};
 use crate::shared::{
     error::{Error, Phase, Result},
     join::Position,
+    rank_set::RankSet,
 };
 
 /// The offset of the addresses behind the state: they share no cache line with words that change.
@@ -49,7 +50,7 @@ impl State {
         &self,
         position: Position,
         addresses: Addresses,
-        masked: u64,
+        masked: RankSet,
     ) -> Result<()> {
         // SAFETY: a struct of integers, of which zero is one.
         let empty = unsafe { zeroed::<Own>() };

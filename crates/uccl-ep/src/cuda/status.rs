@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
 
-use super::params::{MAX_RANKS, PUSH, ROOM, Status, state};
+use super::params::{PUSH, ROOM, Status, state};
 use crate::shared::{
     error::{Error, Phase},
     header::KINDS,
     protocol::{Mark, MissingMark},
+    rank_set::{MAX_RANKS, place_of},
 };
 
 /// Words of host memory that a rank's kernels write to when a call fails.
@@ -31,10 +32,12 @@ impl Reports {
 
     /// Tells kernels of a rank that is gone. One thread at a time does it.
     pub(super) fn set_lost(&self, rank: usize) {
-        // SAFETY: as below; GPUs only read this word, and no other thread writes it.
+        let (word, bit) = place_of(rank);
+        // SAFETY: as below; GPUs only read these words, and no other thread writes them. A group
+        // has no rank beyond the set.
         unsafe {
-            let word = &raw mut (*self.place()).lost;
-            word.write_volatile(word.read_volatile() | 1 << rank);
+            let word = &raw mut (*self.place()).lost.words[word];
+            word.write_volatile(word.read_volatile() | 1 << bit);
         }
     }
 
@@ -78,7 +81,7 @@ impl Status {
     pub(super) fn to_error(self, rank: usize, loss: impl Fn(usize) -> Option<String>) -> Error {
         let is_combine = self.phase == 2;
         let phase = if is_combine { Phase::Combine } else { Phase::Dispatch };
-        let peer = (self.late.trailing_zeros() as usize).min(MAX_RANKS - 1);
+        let peer = self.late.iter().next().unwrap_or(MAX_RANKS - 1);
         let (expected, seen) = (self.expected[peer], self.seen[peer]);
         match self.state {
             state::OVERDUE if self.detail == PUSH => {
@@ -93,7 +96,6 @@ impl Status {
                 Error::PeerLost { phase, rank, peer, why }
             }
             state::OVERDUE => {
-                let is_late = |rank: &usize| self.late >> rank & 1 == 1;
                 let what = if self.detail == ROOM { "room" } else { "data" };
                 let awaited = |peer| MissingMark {
                     peer,
@@ -102,7 +104,7 @@ impl Status {
                     expected: Mark::of_word(self.expected[peer]),
                     seen: Mark::of_word(self.seen[peer]),
                 };
-                let awaited = (0..MAX_RANKS).filter(is_late).map(awaited).collect();
+                let awaited = self.late.iter().map(awaited).collect();
                 let waited = Duration::from_nanos(self.waited_ns);
                 Error::Overdue { phase, rank, awaited, waited }
             }
@@ -152,15 +154,17 @@ impl Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::rank_set::RankSet;
 
     fn report(state: u32) -> Status {
         let (mut expected, mut seen) = ([0; MAX_RANKS], [0; MAX_RANKS]);
         expected[2] = Mark { call: 9, round: 0, is_last: true }.to_word();
         (expected[3], seen[3]) = (9, 8);
-        let late = if state == state::OVERDUE { 0b1100 } else { 0b1000 };
+        let ranks: &[usize] = if state == state::OVERDUE { &[2, 3] } else { &[3] };
+        let late = ranks.iter().copied().collect();
         // The third agreed word, or ROOM.
         let what = if state == state::DISAGREE { 3 } else { 1 };
-        let (poison, call, waited_ns, lost) = (0, 9, 5, 0);
+        let (poison, call, waited_ns, lost) = (0, 9, 5, RankSet::EMPTY);
         Status {
             poison,
             state,
@@ -195,7 +199,7 @@ mod tests {
         let other = |rank: usize| (rank == 5).then(|| "has ended".to_owned());
         let both = report(state::GAVE_UP).to_error(1, other).to_string();
         assert_eq!(both, "dispatch on rank 1: rank 5 has ended; rank 3 gave up on call 8");
-        let stuck = Status { detail: PUSH, late: 0b1000, ..report(state::OVERDUE) };
+        let stuck = Status { detail: PUSH, late: RankSet::of(3), ..report(state::OVERDUE) };
         let stuck = stuck.to_error(1, |_| None).to_string();
         assert!(
             stuck.contains("rank 3 cannot be told: this rank's proxy has taken 8 of 9 commands")

@@ -4,12 +4,8 @@ use std::sync::Arc;
 
 use uccl_device::cuda::DeviceBuffer;
 
-use super::{
-    host_windows::HostWindows,
-    params::{Addresses, MAX_RANKS},
-    watch::Watch,
-    window::Window,
-};
+use super::{host_windows::HostWindows, params::Addresses, watch::Watch, window::Window};
+use crate::shared::rank_set::{MAX_RANKS, RankSet};
 
 /// The memory of the ranks' windows, as the ranks last met in it.
 pub(super) enum Windows {
@@ -52,7 +48,8 @@ impl Windows {
         let mut windows = [0; MAX_RANKS];
         windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
         let (row_windows, staging) = (windows, windows[me]);
-        Addresses { windows, row_windows, staging, far: 0, mirrors: 0, ring: 0, ring_slots: 0 }
+        let (far, mirrors, ring, ring_slots) = (RankSet::EMPTY, 0, 0, 0);
+        Addresses { windows, row_windows, staging, far, mirrors, ring, ring_slots }
     }
 
     /// The thread that watches the peers, if there are any to watch.

@@ -30,6 +30,7 @@ use crate::{
         nodes::Nodes,
         places::{PLACE_ALIGN, Place, Places, SLOTS},
         protocol::{Call, MissingMark, Participants, Step, Streams, Words},
+        rank_set::MAX_RANKS,
         routing::MAX_RANKS_OF_NODE,
     },
 };
@@ -103,6 +104,10 @@ impl Group {
         let Config { rank: me, ranks, .. } = config;
         if me >= ranks {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
+        }
+        if ranks > MAX_RANKS {
+            let why = format!("{ranks} ranks; a group has up to {MAX_RANKS}");
+            return Err(Error::invalid(why));
         }
         let params = MeetingParams { position: Position::FIRST, staging: Staging::Rings };
         Self::meet(config, params, exchange, make)

@@ -7,6 +7,7 @@ pub(crate) mod join;
 pub mod nodes;
 pub mod places;
 pub mod protocol;
+pub(crate) mod rank_set;
 pub mod record;
 pub mod routing;
 pub(crate) mod streaming;

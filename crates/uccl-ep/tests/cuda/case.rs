@@ -7,7 +7,7 @@ use std::{
 };
 
 use uccl_ep::{
-    Group, Result,
+    Group, RankSet, Result,
     combine::{Combine, CombineInput, CombineOutput, CombineRows, SumOrder},
     cuda::{self, low_latency},
     dispatch::{Dispatch, DispatchInput, DispatchOutput, Payload, Room, RowLayout, ScalesOut},
@@ -515,7 +515,7 @@ impl Case {
         let group = self.join(ranks, me, timeout);
         let gpu = Gpu::new();
         if let Some((lost, Loss::Masked)) = self.lost {
-            let change = cuda::MaskChange { left_out: 1 << lost, let_in: 0 };
+            let change = cuda::MaskChange { left_out: RankSet::of(lost), ..Default::default() };
             // SAFETY: no memory is given: the address is 0.
             unsafe { group.mask(change, 0, &gpu.stream) }.expect("a mask");
         }

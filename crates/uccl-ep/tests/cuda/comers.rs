@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use uccl_ep::{Error, Result, cuda};
+use uccl_ep::{Error, RankSet, Result, cuda};
 
 use super::{Case, Gpu, case::GpuCalls, ranks::Ranks, world};
 
@@ -66,13 +66,13 @@ impl Case {
         let stale = calls.enqueue_combine(self, (group, &handle), gpu);
         assert!(matches!(stale, Err(Error::Stale { of: 1, is: 2, .. })), "{stale:?}");
         let gone = self.ranks - 1;
-        let change = cuda::MaskChange { left_out: 0, let_in: 1 << gone };
+        let change = cuda::MaskChange { let_in: RankSet::of(gone), ..Default::default() };
         // SAFETY: no memory is given: the address is 0.
         unsafe { group.mask(change, 0, &gpu.stream) }.expect_err("an absent rank is let in");
         (0..ROUNDS).for_each(|_| calls.enqueue(self, group, gpu));
         gpu.stream.synchronize().expect("kernels end well");
         group.check().expect("calls succeed without the rank");
-        assert_eq!(group.masked(&gpu.stream).expect("masks"), 1 << gone);
+        assert_eq!(group.masked(&gpu.stream).expect("masks"), RankSet::of(gone));
     }
 }
 

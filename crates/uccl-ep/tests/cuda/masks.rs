@@ -1,11 +1,11 @@
 //! A rank and the others leave each other out for some calls, and take part again.
 
-use uccl_ep::{Group, cuda};
+use uccl_ep::{Group, RankSet, cuda};
 
 use super::Gpu;
 
-/// Rounds in which they do so: once for each number of calls in a range, with more calls behind
-/// each than there are slots.
+/// Rounds in which they do so: once for each number of calls in a range, with rounds of all
+/// ranks behind each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Masks {
     /// The rank that is left out, and leaves out all others.
@@ -16,6 +16,8 @@ pub(crate) struct Masks {
     pub(crate) masks_late: bool,
     /// Whether ranks take part again between a dispatch and its combine.
     pub(crate) is_between: bool,
+    /// Rounds of all ranks behind each time.
+    pub(crate) behind: usize,
 }
 
 /// The masks and the calls of a round.
@@ -29,8 +31,6 @@ pub(super) struct Step {
 }
 
 const TOGETHER: Step = Step { is_apart: false, is_let_in: false, has_combine: true };
-/// Each of these rounds has two calls, and eight calls may be under way.
-const ROUNDS_BEHIND: usize = 5;
 
 impl Masks {
     fn steps(&self) -> Vec<Step> {
@@ -42,17 +42,17 @@ impl Masks {
             steps.extend(alone);
             steps.extend([apart].repeat(calls / 2));
             steps.extend(self.is_between.then_some(Step { is_let_in: true, ..apart }));
-            steps.extend([TOGETHER; ROUNDS_BEHIND]);
+            steps.extend(vec![TOGETHER; self.behind]);
         }
         steps
     }
 
-    /// The ranks that a rank leaves out in a step: a bit for each.
-    fn left_out(&self, step: Step, me: usize, ranks: usize) -> u64 {
-        let (lost, all) = (1 << self.rank, (1 << ranks) - 1);
+    /// The ranks that a rank leaves out in a step.
+    fn left_out(&self, step: Step, me: usize, ranks: usize) -> RankSet {
+        let lost = RankSet::of(self.rank);
         match step.is_apart {
-            false => 0,
-            true if me == self.rank => all & !lost,
+            false => RankSet::EMPTY,
+            true if me == self.rank => RankSet::first(ranks) - lost,
             true => lost,
         }
     }
@@ -68,7 +68,7 @@ pub(super) fn mask_on_cpu(masks: Option<Masks>, step: Step, group: &Group) {
     let Some(masks) = masks else { return };
     let left_out = masks.left_out(step, group.rank(), group.ranks());
     for rank in (0..group.ranks()).filter(|rank| *rank != group.rank()) {
-        group.mask(rank, left_out >> rank & 1 == 1).expect("a rank");
+        group.mask(rank, left_out.has(rank)).expect("a rank");
     }
 }
 
@@ -81,7 +81,8 @@ pub(super) fn mask_on_gpu(
     let Some(masks) = masks.filter(|_| !is_behind || step.is_let_in) else { return };
     let step = Step { is_apart: step.is_apart && !is_behind, ..step };
     let left_out = masks.left_out(step, group.rank(), group.ranks());
-    let change = cuda::MaskChange { left_out, let_in: !left_out };
+    let let_in = RankSet::first(group.ranks()) - left_out;
+    let change = cuda::MaskChange { left_out, let_in };
     // SAFETY: no memory is given: the address is 0.
     unsafe { group.mask(change, 0, &gpu.stream) }.expect("a mask");
 }

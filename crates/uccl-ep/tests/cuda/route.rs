@@ -11,22 +11,25 @@ pub(crate) enum Route {
     Fabric,
     /// By windows of the host, as if they were on this many nodes.
     ViaHost(usize, Transport),
+    /// The same, with the last rank alone on a node.
+    LastApart(Transport),
 }
 
 impl Route {
     /// A rank's part of a group with this route between its ranks.
     pub(crate) fn of(self, config: Config) -> Config {
-        let (nodes, transport) = match self {
+        let (node, transport) = match self {
             Self::Direct => return config,
             Self::Fabric => {
                 let node = Some(config.rank as u64);
                 return Config { reach: Reach::Fabric, node, ..config };
             }
-            Self::ViaHost(nodes, transport) => (nodes, transport),
+            Self::ViaHost(nodes, transport) => (config.rank * nodes / config.ranks, transport),
+            Self::LastApart(transport) => (usize::from(config.rank + 1 == config.ranks), transport),
         };
         let bind = Some([127, 0, 0, 1].into());
         let network = uccl_p2p::Config { transport, bind, num_cpus: 1, ..Default::default() };
-        let node = Some((config.rank * nodes / config.ranks) as u64);
+        let node = Some(node as u64);
         Config { reach: Reach::ViaHost, node, network: Some(network), ..config }
     }
 }

@@ -19,7 +19,7 @@ use std::{
 
 use self::fake_driver::EmulatedKernel;
 
-/// A kernel, as emulator.cpp lists it.
+/// A kernel, as emulator.cpp and wide.cpp list it.
 #[repr(C)]
 struct KernelEntry {
     name: *const c_char,
@@ -63,13 +63,15 @@ pub(crate) fn load() {
         driver.limit_together(MOST_TOGETHER);
         let Library(library) = *LIBRARY;
         let emulate = find(library, c"emulate");
-        let mut listed = find(library, c"emulated_kernels").cast::<KernelEntry>();
-        // SAFETY: a list in the library, which stays loaded; the last entry has no name.
-        unsafe {
-            while !(*listed).name.is_null() {
-                let KernelEntry { name, len, kernel } = listed.read();
-                driver.emulate(EmulatedKernel { name, len, kernel, emulate });
-                listed = listed.add(1);
+        for list in [c"emulated_kernels", c"emulated_wide_kernels"] {
+            let mut listed = find(library, list).cast::<KernelEntry>();
+            // SAFETY: a list in the library, which stays loaded; the last entry has no name.
+            unsafe {
+                while !(*listed).name.is_null() {
+                    let KernelEntry { name, len, kernel } = listed.read();
+                    driver.emulate(EmulatedKernel { name, len, kernel, emulate });
+                    listed = listed.add(1);
+                }
             }
         }
     });
@@ -125,7 +127,7 @@ fn compile(here: &Path, library: &Path) {
     let status = Command::new("c++")
         .args(FLAGS.split(' '))
         .arg("-I")
-        .args([here, &here.join("emulator.cpp")])
+        .args([here, &here.join("emulator.cpp"), &here.join("wide.cpp")])
         .arg("-o")
         .arg(library)
         .status()

@@ -196,6 +196,20 @@ fn a_rank_that_is_let_in_gives_and_gets_as_if_it_was_never_left_out() {
 }
 
 #[test]
+fn a_rank_with_a_high_number_is_left_out_and_let_in() {
+    let ranks = Ranks { timeout: Duration::from_secs(60), ..Ranks::near(67) };
+    for shape in [Shape::low_latency, Shape::normal] {
+        world(ranks, |group| {
+            let mut caller = Caller::new(&group, shape(group.ranks()));
+            caller.mask(true);
+            caller.pairs(1);
+            caller.mask(false);
+            caller.pairs(2);
+        });
+    }
+}
+
+#[test]
 fn a_far_rank_that_is_let_in_gives_and_gets_as_if_it_was_never_left_out() {
     for (ranks, nodes) in [(2, 2), (4, 2)] {
         comes_back(Ranks::apart(ranks, nodes, Transport::Tcp), Shape::low_latency);

@@ -79,9 +79,9 @@ class CudaBackend(NormalMode, LowLatencyMode):
     def set_mask(self, rank: int, is_masked: bool) -> None:
         """Leaves a rank out of later calls of the stream, or readmits it."""
         if is_masked:
-            self.group.mask(left_out=1 << rank)
+            self.group.mask(left_out=[rank])
         else:
-            self.group.mask(let_in=1 << rank)
+            self.group.mask(let_in=[rank])
 
     def read_masks(self, status: torch.Tensor) -> None:
         """Writes 1 to ``status``, ``[R]`` i32, for each rank that is masked or gone, else 0."""
@@ -94,7 +94,7 @@ class CudaBackend(NormalMode, LowLatencyMode):
     def clear_masks(self) -> None:
         """Readmits all ranks that are there."""
         present = enumerate(self.native.present())
-        self.group.mask(let_in=sum(1 << rank for rank, is_there in present if is_there))
+        self.group.mask(let_in=[rank for rank, is_there in present if is_there])
 
     def regroup(self, exchange: Exchange) -> None:
         """Joins the group anew, with the ranks that exchange bytes now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -73,11 +74,19 @@ class CudaGroup(Streams):
                 stacklevel=7,
             )
 
-    def mask(self, left_out: int = 0, let_in: int = 0, status: torch.Tensor | None = None) -> None:
-        """Enqueues a change of masks, a bit for each rank: left out, or readmitted. ``status`` then
-        gets by rank which are left out."""
+    def mask(
+        self,
+        left_out: Sequence[int] = (),
+        let_in: Sequence[int] = (),
+        status: torch.Tensor | None = None,
+    ) -> None:
+        """Enqueues a change of masks: ranks that are left out, and others that are readmitted.
+        ``status`` then gets by rank which are left out."""
         self.native.mask(
-            left_out=left_out, let_in=let_in, status=address(status), stream=self.stream()
+            left_out=list(left_out),
+            let_in=list(let_in),
+            status=address(status),
+            stream=self.stream(),
         )
 
     def regroup(self, exchange: Exchange) -> None:

@@ -141,7 +141,7 @@ impl Combine {
             let rows = self.rows().max(tokens);
             let fused = WholeCombine { send: self.send, sum };
             // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
-            return unsafe { group.launch(stream, (kernels.combine, rows), &fused) };
+            return unsafe { group.launch(stream, (kernels.fused()?.combine, rows), &fused) };
         }
         if !self.is_begun {
             // SAFETY: the caller guarantees it.

@@ -12,7 +12,7 @@ use crate::{
         memory::{Choices, check_rows},
         params::{
             Layout, Receive, Routes, SMALL_BATCH_CHOICES, SMALL_BATCH_TOKENS, Send, WholeDispatch,
-            format,
+            format, is_wide,
         },
     },
     host::dispatch::{Payload, TILE},
@@ -70,7 +70,7 @@ impl Dispatch {
         let record = record_of(tokens, choices.top_k)?;
         let routes = choices.routes(ranks, scratch);
         let (call, area) = dispatch_call(group, &record, &routes, slots, scratch)?;
-        let is_small = is_small_batch(routes.tokens as usize, choices.top_k);
+        let is_small = !is_wide(ranks) && is_small_batch(routes.tokens as usize, choices.top_k);
         let send = Send {
             group: group.params,
             call,
@@ -150,7 +150,7 @@ impl Dispatch {
         if !self.is_begun && self.send.in_chunks != 0 {
             // A block for each token and two for each record, if there are so many, so that no
             // block takes its records late because it has sent.
-            let (kernel, rows) = (self.group.kernels().dispatch, 2 * rows + self.rows());
+            let (kernel, rows) = (self.group.kernels().fused()?.dispatch, 2 * rows + self.rows());
             let fused = WholeDispatch { send: self.send, receive };
             // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
             unsafe { self.group.launch(stream, (kernel, rows), &fused)? };

@@ -3,8 +3,8 @@
 
 use crate::{
     cuda::{
-        MAX_RANKS,
         memory::{COMBINE_SCRATCH_LEN, Choices, Offsets, scratch_len},
+        params::room_for,
     },
     host::dispatch::Payload,
 };
@@ -143,6 +143,7 @@ impl WorkspaceLayout {
 /// Their layout is in `kernels/ep/low_latency/handle.cuh`.
 #[must_use]
 pub fn records_len(slots: usize, ranks: usize, top_k: usize) -> usize {
-    let words = ranks.saturating_mul(slots).saturating_mul(1 + top_k).saturating_add(MAX_RANKS + 1);
+    let starts = room_for(ranks) + 1;
+    let words = ranks.saturating_mul(slots).saturating_mul(1 + top_k).saturating_add(starts);
     words.saturating_mul(size_of::<u32>())
 }

@@ -203,7 +203,7 @@ impl Combine {
             if group.can_fuse() {
                 let blocks = blocks_for(sent.len as usize + tokens + 1, max_blocks);
                 let fused = WholeNormalCombine { send: sent, sum };
-                group.launch(stream, (kernels.normal_combine, blocks), &fused)
+                group.launch(stream, (kernels.fused()?.normal_combine, blocks), &fused)
             } else {
                 let blocks = blocks_for(tokens, max_blocks);
                 group.launch(stream, (kernels.normal_sum, blocks), &sum)
@@ -240,7 +240,8 @@ impl CombineRounds<'_> {
                     let blocks = blocks_for(returns + sums + 1, self.max_blocks);
                     let whole = WholeNormalCombine { send, sum };
                     let fused = CombineRound { whole, round };
-                    group.launch(stream, (kernels.normal_combine_round, blocks), &fused)?;
+                    let kernel = kernels.fused()?.normal_combine_round;
+                    group.launch(stream, (kernel, blocks), &fused)?;
                 } else {
                     let blocks = blocks_for(returns, self.max_blocks);
                     let sent = ReturnRound { send, round };

@@ -388,8 +388,9 @@ impl Dispatch {
         };
         let Ticket { mailbox, number: ticket } = ticket;
         let fused = WholeNormalDispatch { send: *send, receive, mailbox, ticket, phases, zero: 0 };
+        let kernel = group.kernels().fused()?.normal_dispatch;
         // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
-        unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &fused) }
+        unsafe { group.launch(stream, (kernel, blocks), &fused) }
     }
 
     /// The handle of rows that are in an output of `len` rows.

@@ -191,7 +191,8 @@ impl Dispatch {
                 let whole = WholeNormalDispatch { send, receive, mailbox, ticket, phases, zero: 0 };
                 let blocks = blocks_for(sent + received, most);
                 let fused = DispatchRound { whole, round };
-                return group.launch(stream, (kernels.normal_dispatch_round, blocks), &fused);
+                let kernel = kernels.fused()?.normal_dispatch_round;
+                return group.launch(stream, (kernel, blocks), &fused);
             }
             group.launch(stream, (kernels.normal_send, blocks_for(sent, most)), &send)?;
             let blocks = blocks_for(received, most);

@@ -4,7 +4,7 @@ use super::{DispatchLayout, Handle};
 use crate::{
     cuda::{
         memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
-        params::{MAX_CALL_TOKENS, Routes},
+        params::{Routes, max_call_tokens},
     },
     shared::{
         error::{Error, Result},
@@ -99,10 +99,11 @@ impl Routing<'_> {
             }
             Self::Ranks(given) => {
                 let TokenRanks { tokens, num_experts, .. } = *given;
+                let most = max_call_tokens(ranks);
                 let has_experts = num_experts <= MAX_EXPERTS && num_experts.is_multiple_of(ranks);
-                if tokens > MAX_CALL_TOKENS || !has_experts {
+                if tokens > most || !has_experts {
                     return Err(Error::invalid(format!(
-                        "{tokens} tokens and {num_experts} experts for {ranks} ranks: a call on a GPU has {MAX_CALL_TOKENS} and \
+                        "{tokens} tokens and {num_experts} experts for {ranks} ranks: a call on a GPU has {most} and \
                          {MAX_EXPERTS} at most, and as many experts for each rank"
                     )));
                 }

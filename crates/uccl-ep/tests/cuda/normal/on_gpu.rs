@@ -3,7 +3,7 @@
 use std::{num::NonZero, sync::Arc, time::Duration};
 
 use uccl_ep::{
-    Result,
+    RankSet, Result,
     cuda::{self, normal},
 };
 
@@ -34,7 +34,7 @@ impl Normal {
         let group = self.join(ranks, me, self.timeout());
         let gpu = Gpu::new();
         if let Some((lost, Loss::Masked)) = self.lost {
-            let change = cuda::MaskChange { left_out: 1 << lost, let_in: 0 };
+            let change = cuda::MaskChange { left_out: RankSet::of(lost), ..Default::default() };
             // SAFETY: no memory is given: the address is 0.
             unsafe { group.mask(change, 0, &gpu.stream) }.expect("a mask");
         }

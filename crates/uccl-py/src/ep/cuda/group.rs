@@ -143,7 +143,7 @@ impl PyCudaGroup {
     fn masks(&self, py: Python<'_>, stream: u64) -> PyResult<Vec<bool>> {
         let stream = self.stream(stream);
         let masked = py.detach(|| self.group.masked(&stream)).map_err(|e| exception(&e))?;
-        Ok((0..self.group.ranks()).map(|rank| masked >> rank & 1 == 1).collect())
+        Ok((0..self.group.ranks()).map(|rank| masked.has(rank)).collect())
     }
 
     /// Has the ranks that exchange bytes now meet anew. Waits for the calls on these streams; none
@@ -178,18 +178,19 @@ impl PyCudaGroup {
         done.map_err(|e| exception(&e))
     }
 
-    /// Enqueues masks: each bit is a rank that is left out, or let in. Unless `status` is 0, writes
-    /// an i32 by rank there: whether it is left out then.
+    /// Enqueues masks: ranks that are left out, and ranks that are let in. Unless `status` is 0,
+    /// writes an i32 by rank there: whether it is left out then.
     #[pyo3(signature = (*, left_out, let_in, status, stream))]
     fn mask(
         &self,
         py: Python<'_>,
-        left_out: u64,
-        let_in: u64,
+        left_out: Vec<usize>,
+        let_in: Vec<usize>,
         status: u64,
         stream: u64,
     ) -> PyResult<()> {
         let stream = self.stream(stream);
+        let [left_out, let_in] = [left_out, let_in].map(|ranks| ranks.into_iter().collect());
         let change = MaskChange { left_out, let_in };
         // SAFETY: `uccl.ep` passes a tensor with an integer for each rank, or 0.
         let done = py.detach(|| unsafe { self.group.mask(change, status, &stream) });
