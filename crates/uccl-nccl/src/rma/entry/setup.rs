@@ -80,7 +80,9 @@ pub(crate) unsafe extern "C" fn get_properties(
         let engine = engine::engine("getProperties")?;
         let found = usize::try_from(device).ok().and_then(|at| engine.devices.get(at));
         let found = found.ok_or(Fault::Misuse("getProperties", "there is no such device"))?;
-        let mut properties = PropertiesV11::from_device(found, device);
+        // The one-sided engine measures nothing.
+        let speed_mbps = found.speed.offered_mbps(None);
+        let mut properties = PropertiesV11::from_device(found, device, speed_mbps);
         properties.head.device_type = PROXY_DEVICE;
         properties.head.max_recvs = MAX_RECVS;
         properties.head.memory = memory::HOST | memory::CUDA;
