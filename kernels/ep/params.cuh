@@ -330,6 +330,7 @@ struct UcclEpNormalSend {
   u64 scales_token;
   u64 scales_word;
   u64 weights;       // f32 by token and choice; or null.
+  u64 round_tokens;  // As that of UcclEpRound; or null: the call has one round.
 };
 
 // Parameters of `normal_count`, which writes the receive counts to the host's mailbox.
@@ -431,6 +432,7 @@ struct UcclEpNormalSum {
   u64 weights;          // f32 by token and choice; or null.
   u64 out;
   u64 slot_stride;
+  u64 round_tokens;     // As that of UcclEpNormalSend.
   u32 row_len;
   u32 weights_at;
   u32 slots;
@@ -455,6 +457,8 @@ struct UcclEpRound {
   // and in the next; or null: rows are by token.
   u64 expert_rows;
   u64 next_expert_rows;
+  // u32 by rank: its tokens in the whole call, and then the most of any rank: see normal/idle.cuh.
+  u64 tokens;
   u32 first_token;       // The number at its rank of each rank's first token in this round.
   u32 most;              // The most tokens of any rank in the whole call.
   u32 is_last;
@@ -464,16 +468,17 @@ struct UcclEpRound {
 // The call that sends the counts of all rounds.
 struct UcclEpNormalTotals {
   UcclEpSend send;
-  u64 starts;       // The tables of the handle, as those of UcclEpNormalReceive.
+  u64 starts;        // The tables of the handle, as those of UcclEpNormalReceive.
   u64 per_expert;
   u64 ends;
-  u64 firsts;       // The tables of the first round, as those of UcclEpRound.
+  u64 firsts;        // The tables of the first round, as those of UcclEpRound.
   u64 expert_rows;
-  u32 len;          // Rows that fit into the output.
-  u32 tokens;       // Tokens that fit into the tables.
-  u32 most;         // The most tokens of any rank in all rounds.
+  u64 round_tokens;  // As `tokens` of UcclEpRound.
+  u32 len;           // Rows that fit into the output.
+  u32 tokens;        // Tokens that fit into the tables.
+  u32 most;          // The most tokens of any rank in all rounds.
   u32 alignment;
-  u32 begins;       // Whether this launch begins the call.
+  u32 begins;        // Whether this launch begins the call.
   u32 zero;
 };
 

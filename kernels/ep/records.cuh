@@ -48,7 +48,7 @@ __device__ __forceinline__ void records_of(const UcclEpSend& p, const PlacedCall
              [&](u32 rank) { return rank == left_out ? -1 : slot_at(p.routes, p.group.ranks, token, rank).place(); });
 }
 
-// Sends each rank its counts. One block.
+// Sends each rank its counts; null: zeros. One block.
 __device__ __forceinline__ void send_counts(const UcclEpSend& p, const PlacedCall& call, const u32* per_expert,
                                             const u32* per_rank) {
   const UcclEpGroup& g = p.group;
@@ -57,13 +57,17 @@ __device__ __forceinline__ void send_counts(const UcclEpSend& p, const PlacedCal
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
     if (is_masked(call, i / local)) continue;
     u64 area = window_of(g, i / local) + call.place + g.rank * p.area.len;
-    reinterpret_cast<u32*>(area)[i % local] = per_expert[i];
+    reinterpret_cast<u32*>(area)[i % local] = per_expert != nullptr ? per_expert[i] : 0;
   }
   write_headers(g, p.call, call, per_rank);
 }
 
-// Sends the counts of tokens that an earlier launch has routed.
-__device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const PlacedCall& call) {
+// Sends the counts of tokens that an earlier launch has routed; without tokens there may be none.
+__device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const PlacedCall& call, bool is_empty = false) {
+  if (is_empty) {
+    send_counts(p, call, nullptr, nullptr);
+    return;
+  }
   send_counts(p, call, reinterpret_cast<const u32*>(p.routes.experts), reinterpret_cast<const u32*>(p.routes.counts));
 }
 

@@ -131,9 +131,10 @@ __device__ __forceinline__ void copy_placement(UcclEpPlacement& to, const UcclEp
 }
 
 // Stores the call's number and place for later launches. One thread does it, when all blocks have
-// found the place. `pending_ack`: the call, if it is acknowledged when the next one begins; or 0.
+// found the place. `masked`: the ranks that the call leaves out. `pending_ack`: the call, if it is
+// acknowledged when the next one begins; or 0.
 __device__ __forceinline__ void store_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlacement& call,
-                                            u64 pending_ack) {
+                                            const UcclEpRankSet& masked, u64 pending_ack) {
   UcclEpOwnState* own = own_of(g);
   u32 slot = slot_of(call.number);
   u64 begin = call.place - g.pool_at;
@@ -141,7 +142,9 @@ __device__ __forceinline__ void store_place(const UcclEpGroup& g, const UcclEpCa
   own->begins[slot] = begin;
   own->ends[slot] = own->next = begin + c.len;
   own->pending_ack = pending_ack;
-  copy_placement(*reinterpret_cast<UcclEpPlacement*>(c.placement), call);
+  UcclEpPlacement& placement = *reinterpret_cast<UcclEpPlacement*>(c.placement);
+  copy_placement(placement, call);
+  copy_set(placement.masked, masked);
 }
 
 // Stores the place in the last block of a launch that sends.
@@ -149,7 +152,8 @@ __device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCal
   if (threadIdx.x == 0) {
     // Other blocks may have left out ranks that were late.
     if (g.masks_late != 0) copy_set(call.masked, own_of(g)->masked);
-    store_place(g, c, call, c.zero_copy != 0 ? call.number : 0);
+    // The block may have left out idle ranks of a round.
+    store_place(g, c, call, own_of(g)->masked, c.zero_copy != 0 ? call.number : 0);
   }
   __syncthreads();
 }
@@ -490,7 +494,7 @@ __device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEp
     u32* begun = &own_of(g)->ended[STEP_SEND][slot_of(w.call.number)];
     if (count_up(begun) + 1 == gridDim.x) {
       *begun = 0;
-      store_place(g, c, w.call, acks_later ? w.call.number : 0);
+      store_place(g, c, w.call, w.call.masked, acks_later ? w.call.number : 0);
     }
   }
   return true;

@@ -311,6 +311,7 @@ const ROUNDS: Rounds = Rounds {
     blocks: 2,
     by_expert: None,
     is_bounded: false,
+    spare: 0,
     route: Route::Direct,
     masks_late: false,
     timeout: Duration::from_secs(60),
@@ -334,6 +335,24 @@ fn more_tokens_than_the_pool_has_room_for_go_in_rounds() {
     }
     // More segments than one in a round, and rounds that begin within one.
     Rounds { tokens: &[140, 30], room: 135, blocks: 4, ..ROUNDS }.run();
+}
+
+#[test]
+fn ranks_say_nothing_in_rounds_without_their_tokens() {
+    emulator::load();
+    // No rank has tokens in the last round, and then in two.
+    for (tokens, spare) in [(&[9, 1][..], 0), (&[5, 1], 7), (&[1, 0, 6], 4), (&[0, 0], 12)] {
+        let rounds = Rounds { is_bounded: true, tokens, spare, ..ROUNDS };
+        for route in
+            [Route::Direct, Route::ViaHost(2, Transport::Tcp), Route::ViaHost(1, Transport::Tcp)]
+        {
+            Rounds { route, ..rounds }.says_nothing_without_tokens();
+            for by_expert in [None, Some(4)] {
+                Rounds { route, by_expert, ..rounds }.run();
+            }
+        }
+        Rounds { masks_late: true, ..rounds }.run();
+    }
 }
 
 #[test]

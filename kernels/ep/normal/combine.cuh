@@ -156,6 +156,14 @@ struct OneReturn {
   }
   // The slot of a token, by its number at its rank.
   __device__ __forceinline__ u32 slot(u32 token) const { return token; }
+  // Begins a block, once the ranks that rows go back to have room.
+  __device__ __forceinline__ bool begin(const UcclEpNormalReturn& p, WaitState& w) const {
+    return begin_send(p.group, p.call, w);
+  }
+  // Begins to wait for other ranks' rows, behind the sends of this one.
+  __device__ __forceinline__ void begin_sums(const UcclEpNormalSum&, WaitState&) const {}
+  // Comes before the acknowledgement.
+  __device__ __forceinline__ void end(const UcclEpNormalSum&, WaitState&) const {}
 };
 
 // Destinations of a token's rows: its first slot, and this rank's slot. 0: none.
@@ -379,11 +387,16 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const WaitSta
 }
 
 __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, WaitState& w) {
-  if (!begin_receive(p.group, p.call, 0, w)) return;
+  if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
+  bool is_empty = p.round_tokens != 0 && p.routes.tokens == 0;
+  if (is_empty) leave_knowing(p.round_tokens, p.group, w);
+  if (!wait_for_data(p.group, p.call, 0, w)) return;
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
   for (u32 token = team.first; token < p.routes.tokens; token += team.step) {
     sum_rows(p, w, team, routing_of(p, token), token, WindowRowSource{});
   }
-  if (is_last_block(p.group, STEP_RECEIVE, w)) set_taken(p.group, p.call, w);
+  if (!is_last_block(p.group, STEP_RECEIVE, w)) return;
+  if (is_empty) let_idle_in(p.group, w);
+  set_taken(p.group, p.call, w);
 }

@@ -140,7 +140,7 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Com
   const UcclEpGroup& g = back.group;
   WaitState& w = s.wait;
   if (threadIdx.x < g.ranks) s.counts[threadIdx.x] = reinterpret_cast<const u32*>(p.sum.routes.counts)[threadIdx.x];
-  if (!begin_send(g, back.call, w)) return;
+  if (!rows.begin(back, w)) return;
   if (is_spare_sender()) {
     write_headers(g, back.call, w.call, nullptr);
     set_arrived(g, back.call, w);
@@ -148,10 +148,12 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Com
   if (!has_rows(back, w)) return;
   Share share = senders(SENDERS);
   if (ranks_of(back) > 0 && has_block(share)) return_chunks(back, rows, w.call, share, s.out);
+  rows.begin_sums(p.sum, w);
   if (!wait_for_data(g, back.call, 0, w)) return;
   sum_chunks(p, s, rows);
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
   end_shares(g, w.call);
   take_place(g, back.call, w.call);
+  rows.end(p.sum, w);
   set_taken(g, back.call, w);
 }

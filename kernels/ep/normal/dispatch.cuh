@@ -4,6 +4,7 @@
 #include "../chunks.cuh"
 #include "../records.cuh"
 #include "../scan.cuh"
+#include "idle.cuh"
 
 // A record's last word is the token's number, of TOKEN_BITS, and the receiver's index among the
 // token's ranks: the slot of the row that comes back.
@@ -136,10 +137,22 @@ __device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const Pla
   }
 }
 
+// Whether a round has no tokens of this rank.
+__device__ __forceinline__ bool is_empty_round(const UcclEpNormalSend& p) {
+  return p.round_tokens != 0 && p.send.routes.tokens == 0;
+}
+
 __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, WaitState& w) {
   const UcclEpSend& send = p.send;
-  if (!begin_send(send.group, send.call, w)) return;
-  if (is_spare_sender()) send_routed_counts(send, w.call);
+  if (!begin_block(send.group, send.call, STEP_SEND, w)) return;
+  if (is_silent(p.round_tokens, send.group, send.routes.tokens)) {
+    if (is_last_block(send.group, STEP_SEND, w)) take_place(send.group, send.call, w.call);
+    return;
+  }
+  if (!wait_for_room(send.group, send.call, w)) return;
+  bool is_empty = is_empty_round(p);
+  if (is_empty) leave_knowing(p.round_tokens, send.group, w);
+  if (is_spare_sender()) send_routed_counts(send, w.call, is_empty);
   Team team = team_for(send.routes.tokens);
 #pragma unroll 1
   for (u32 token = team.first; token < send.routes.tokens; token += team.step) {
@@ -688,10 +701,12 @@ __device__ __forceinline__ bool begin_chunks(const UcclEpNormalDispatch& p, Wait
   const UcclEpSend& send = p.send.send;
   bool begins = p.phases == UCCL_EP_PHASES_ALL;
   if (!begin_block(send.group, send.call, begins ? STEP_SEND : STEP_RECEIVE, w)) return false;
-  if (!begins) return true;
+  if (!begins || is_silent(p.send.round_tokens, send.group, send.routes.tokens)) return true;
   if (!wait_for_room(send.group, send.call, w)) return false;
   if (is_spare_sender()) {
-    send_routed_counts(send, w.call);
+    bool is_empty = is_empty_round(p.send);
+    if (is_empty) leave_knowing(p.send.round_tokens, send.group, w);
+    send_routed_counts(send, w.call, is_empty);
     set_arrived(send.group, send.call, w);
   }
   return true;

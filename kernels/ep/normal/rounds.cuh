@@ -43,13 +43,44 @@ struct RoundReturn {
     return reinterpret_cast<const u32*>(round.firsts)[rank];
   }
   __device__ __forceinline__ u32 slot(u32 token) const { return token - round.first_token; }
+  // As those of OneReturn. Rows go back to the ranks that have tokens in the round.
+  __device__ __forceinline__ bool begin(const UcclEpNormalReturn& p, WaitState& w) const {
+    const UcclEpGroup& g = p.group;
+    if (!begin_block(g, p.call, STEP_SEND, w)) return false;
+    // Also where none is known.
+    if (most_in_rounds(round.tokens, g) > round.first_token && !wait_for_room(g, p.call, w)) return false;
+    leave_without_tokens(round.tokens, round.first_token, g, w);
+    return true;
+  }
+  __device__ __forceinline__ void begin_sums(const UcclEpNormalSum& p, WaitState& w) const {
+    let_idle_in(p.group, w);
+    if (p.routes.tokens == 0) leave_knowing(round.tokens, p.group, w);
+  }
+  __device__ __forceinline__ void end(const UcclEpNormalSum& p, WaitState& w) const { let_idle_in(p.group, w); }
 };
+
+// Writes the table of the ranks' tokens, which rounds read: see idle.cuh.
+__device__ __forceinline__ void write_round_tokens(const UcclEpNormalTotals& p, const WaitState& w) {
+  const UcclEpGroup& g = p.send.group;
+  u32* table = reinterpret_cast<u32*>(p.round_tokens);
+  auto tokens_of = [&](u32 rank) {
+    bool is_known = g.masks_late == 0 && !is_masked(w.call, rank);
+    return is_known ? static_cast<u32>(w.extras[1][rank]) : UNKNOWN_TOKENS;
+  };
+  if (threadIdx.x < g.ranks) table[threadIdx.x] = tokens_of(threadIdx.x);
+  if (threadIdx.x != 0) return;
+  u32 most = 0;
+#pragma unroll 1
+  for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, tokens_of(rank));
+  table[g.ranks] = most;
+}
 
 // Writes the counts of the whole call to the caller's tables, and where the first round's rows go.
 __device__ __forceinline__ void write_totals(const UcclEpNormalTotals& p, const NormalReceiveState& s) {
   u32 ranks = p.send.group.ranks, local = p.send.routes.local_experts;
   for_starts(ranks, [&](u32 rank) { reinterpret_cast<u32*>(p.starts)[rank] = s.starts[rank]; });
   if (threadIdx.x < ranks) reinterpret_cast<u32*>(p.firsts)[threadIdx.x] = s.starts[threadIdx.x];
+  write_round_tokens(p, s.wait);
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) {
     reinterpret_cast<u32*>(p.per_expert)[expert] = s.counts[expert];
@@ -183,6 +214,8 @@ __device__ __forceinline__ void normal_dispatch_round(const UcclEpNormalDispatch
   if (!begin_chunks(p.whole, s.wait)) return;
   Share share = senders(SENDERS);
   if (g.ranks > 1 && has_block(share)) send_tokens(p.whole.send, s.wait.call, share, out);
+  let_idle_in(g, s.wait);
+  leave_without_tokens(p.round.tokens, p.round.first_token, g, s.wait);
   if (!wait_for_data(g, c, 0, s.wait) || !place_round(receive, of, s)) return;
   read_tokens(receive, s);
   take_chunks(p.whole, s, of);
@@ -190,6 +223,7 @@ __device__ __forceinline__ void normal_dispatch_round(const UcclEpNormalDispatch
   if (!is_sound(g, c, s.wait) || !is_last_block(g, STEP_RECEIVE, s.wait)) return;
   take_place(g, c, s.wait.call);
   end_shares(g, s.wait.call);
+  let_idle_in(g, s.wait);
   set_taken(g, c, s.wait);
 }
 
@@ -198,7 +232,9 @@ __device__ __forceinline__ void normal_receive_round(const UcclEpNormalReceiveRo
   const UcclEpNormalReceive& receive = p.receive;
   const UcclEpGroup& g = receive.group;
   Round of = {p.round};
-  if (!begin_receive(g, receive.call, 0, s.wait, {receive.area.len, receive.local_experts})) return;
+  if (!begin_block(g, receive.call, STEP_RECEIVE, s.wait)) return;
+  leave_without_tokens(p.round.tokens, p.round.first_token, g, s.wait);
+  if (!wait_for_data(g, receive.call, 0, s.wait, {receive.area.len, receive.local_experts})) return;
   if (!place_round(receive, of, s)) return;
   u32 total = s.starts[g.ranks];
   Team team = team_for(total);
@@ -209,7 +245,9 @@ __device__ __forceinline__ void normal_receive_round(const UcclEpNormalReceiveRo
     take_record(receive, s, of, team, from, at - s.starts[from]);
   }
   fill_behind_rounds(receive, of, s);
-  if (is_last_block(g, STEP_RECEIVE, s.wait)) set_taken(g, receive.call, s.wait);
+  if (!is_last_block(g, STEP_RECEIVE, s.wait)) return;
+  let_idle_in(g, s.wait);
+  set_taken(g, receive.call, s.wait);
 }
 
 // State of a block that sends the rows of a round back.
@@ -237,7 +275,7 @@ __device__ __forceinline__ void normal_return_round(const UcclEpNormalReturnRoun
   const UcclEpNormalReturn& back = p.send;
   const UcclEpGroup& g = back.group;
   RoundReturn of = {p.round};
-  if (!begin_send(g, back.call, s.wait)) return;
+  if (!of.begin(back, s.wait)) return;
   if (is_spare_sender()) write_headers(g, back.call, s.wait.call, nullptr);
   if (!has_rows(back, s.wait)) return;
   if (threadIdx.x < g.ranks) s.starts[threadIdx.x + 1] = of.from(back, threadIdx.x).count;

@@ -461,6 +461,8 @@ kernel_struct! {
         scales_word: u64,
         /// f32 by token and choice; or null.
         weights: u64,
+        /// As that of UcclEpRound; or null: the call has one round.
+        round_tokens: u64,
     }
 }
 
@@ -615,6 +617,9 @@ kernel_struct! {
         /// round, and in the next; or null: rows are by token.
         expert_rows: u64,
         next_expert_rows: u64,
+        /// u32 by rank: its tokens in the whole call, and then the most of any rank: see
+        /// normal/idle.cuh.
+        tokens: u64,
         /// The number at its rank of each rank's first token in this round.
         first_token: u32,
         /// The most tokens of any rank in the whole call.
@@ -635,6 +640,8 @@ kernel_struct! {
         /// The tables of the first round, as those of UcclEpRound.
         firsts: u64,
         expert_rows: u64,
+        /// As `tokens` of UcclEpRound.
+        round_tokens: u64,
         /// Rows that fit into the output.
         len: u32,
         /// Tokens that fit into the tables.
@@ -714,6 +721,8 @@ kernel_struct! {
         weights: u64,
         out: u64,
         slot_stride: u64,
+        /// As that of UcclEpNormalSend.
+        round_tokens: u64,
         row_len: u32,
         weights_at: u32,
         slots: u32,

@@ -5,8 +5,10 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 use uccl_ep::{
     Error,
     combine::{CombineRows, Order},
+    control_len,
     cuda::{self, normal},
     numerics::bf16,
+    places::SLOTS,
     record::Record,
 };
 
@@ -33,6 +35,8 @@ pub(crate) struct Rounds {
     pub(crate) by_expert: Option<usize>,
     /// Whether all ranks know the most tokens of any rank, and no host waits.
     pub(crate) is_bounded: bool,
+    /// Tokens of a rank that the bound has room for, beside the most of any rank.
+    pub(crate) spare: usize,
     pub(crate) route: Route,
     /// Whether late ranks are left out.
     pub(crate) masks_late: bool,
@@ -75,6 +79,11 @@ impl Rounds {
 
     fn most(&self) -> usize {
         self.tokens.iter().copied().max().unwrap_or(0)
+    }
+
+    /// The most tokens of a rank that there is room for.
+    fn bound(&self) -> usize {
+        self.most() + self.spare
     }
 
     /// Bytes of a dispatch's place with so many tokens of each rank.
@@ -126,6 +135,37 @@ impl Rounds {
             }
             gpu.stream.synchronize().expect("kernels end well");
             rank.group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
+            ranks.meet();
+        });
+    }
+
+    /// Asserts that ranks say nothing in rounds for which they have no tokens, and that nobody says
+    /// anything to them.
+    pub(crate) fn says_nothing_without_tokens(self) {
+        world(self.ranks(), |ranks, me| {
+            let gpu = Gpu::new();
+            let rank = self.join(ranks, me, &gpu);
+            let plan = rank.plan(true);
+            ranks.meet();
+            let handle = Arc::new(rank.dispatch(&plan, rank.request(rank.routing())));
+            rank.combine(&handle);
+            gpu.stream.synchronize().expect("kernels end well");
+            rank.group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
+            ranks.meet();
+            let rounds = self.bound().div_ceil(self.room);
+            assert!(2 * rounds < SLOTS, "each call has a word of its own");
+            for (from, round) in
+                (0..self.ranks()).flat_map(|from| (0..rounds).map(move |nth| (from, nth)))
+            {
+                let has_tokens = |rank: usize| self.tokens[rank] > round * self.room;
+                // The first call has the counts.
+                let [dispatch, combine] = [2 + round, 2 + rounds + round];
+                for (call, is_said) in [(dispatch, has_tokens(from)), (combine, has_tokens(me))] {
+                    let expected = if is_said { (call as u64) << 17 | 1 } else { 0 };
+                    let at = format!("{self:?}: call {call} from rank {from} to rank {me}");
+                    assert_eq!(rank.arrived(from, call), expected, "{at}");
+                }
+            }
             ranks.meet();
         });
     }
@@ -276,6 +316,17 @@ impl Rounds {
 }
 
 impl Rank<'_> {
+    /// This rank's word for a rank's data of a call.
+    fn arrived(&self, from: usize, call: usize) -> u64 {
+        /// Lines of 64 bytes for each rank, and words of flags from each rank in a call.
+        const LINES: usize = 3 + SLOTS;
+        const FLAGS: usize = 2048 + 1 + 8192;
+        let ranks = self.case.ranks();
+        let flags = if self.group.can_fuse() { 8 * SLOTS * ranks * FLAGS } else { 0 };
+        let window = self.group.pool_address() - (control_len(ranks) + flags) as u64;
+        self.gpu.download(window + (64 * LINES * from + 8 * (call % SLOTS)) as u64, 1)[0]
+    }
+
     fn plan(&self, fills_tables: bool) -> normal::Plan {
         normal::Plan::new(normal::PlanShape {
             ranks: self.case.ranks(),
@@ -301,7 +352,7 @@ impl Rank<'_> {
     }
 
     fn request<'b>(&self, routing: normal::Routing<'b>) -> normal::DispatchRequest<'b> {
-        let most = self.case.most();
+        let most = self.case.bound();
         let worst = self.case.ranks() * most;
         let rows = normal::RowLayout::upper_bound(worst, self.case.by_expert, TOP_K, 1);
         normal::DispatchRequest {

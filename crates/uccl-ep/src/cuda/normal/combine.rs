@@ -187,6 +187,7 @@ impl Combine {
             weights: combined.weights,
             out: combined.rows,
             slot_stride: row.stride() as u64,
+            round_tokens: handle.rounds.as_ref().map_or(0, |rounds| rounds.tables.tokens),
             row_len: row.values as u32,
             weights_at: row.weights_at() as u32,
             slots: *slots as u32,

@@ -87,6 +87,7 @@ impl Dispatch {
             ranks_len: 4 * ranks,
             expert_rows: if by_expert.is_some() { at(layout.expert_rows) } else { 0 },
             experts_len: 4 * ranks * routes.local_experts as usize,
+            tokens: at(layout.tokens),
         };
         let most = cut.slots.saturating_mul(cut.count);
         let totals = Totals {
@@ -96,6 +97,7 @@ impl Dispatch {
             ends: by_expert.map_or(0, |layout| layout.ends),
             firsts: tables.firsts,
             expert_rows: tables.expert_rows,
+            round_tokens: tables.tokens,
             len: receive.len,
             tokens: receive.tokens,
             most: u32::try_from(most).unwrap_or(u32::MAX),
@@ -118,7 +120,7 @@ impl Dispatch {
         Ok(HandleRounds { cut, by_round, tables })
     }
 
-    /// Enqueues the layout of a round's tokens.
+    /// Enqueues the layout of a round's tokens, if it has any.
     ///
     /// # Safety
     /// As for [`receive_in_rounds`](Self::receive_in_rounds).
@@ -133,10 +135,13 @@ impl Dispatch {
         let ranks = group.ranks();
         let own = choices_of(cut, &send.send.routes, ranks, round);
         let routes = own.routes(ranks, scratch);
+        if own.tokens == 0 {
+            return Ok(routes);
+        }
         let (call, _) = dispatch_call(group, record, &routes, cut.slots, scratch)?;
         let (token_in_rank, per_expert) = match token_ranks {
             Some(given) => {
-                let first = if own.tokens == 0 { 0 } else { round * cut.slots * ranks };
+                let first = round * cut.slots * ranks;
                 (given.token_in_rank + first as u64, given.per_expert)
             }
             None => (0, 0),
@@ -169,6 +174,7 @@ impl Dispatch {
         let first = rounds.first_token(round) as u64;
         let send =
             self.send.starting_at(first, params::Send { call, area, routes, ..self.send.send });
+        let send = NormalSend { round_tokens: rounds.tables.tokens, ..send };
         let receive = NormalReceive { call, area, slots: rounds.cut.slots as u32, ..*receive };
         let of = RoundCall { send, receive, round: rounds.params(round, rows) };
         // SAFETY: the caller guarantees it.

@@ -87,6 +87,7 @@ impl DispatchInput {
             scales_token: scales.token_stride as u64,
             scales_word: scales.word_stride as u64,
             weights: self.weights,
+            round_tokens: 0,
         }
     }
 }

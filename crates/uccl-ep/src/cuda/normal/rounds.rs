@@ -55,6 +55,8 @@ pub(super) struct RoundTables {
     pub(super) expert_rows: u64,
     /// Bytes of a round in `expert_rows`.
     pub(super) experts_len: usize,
+    /// The ranks' tokens in all rounds, and the most of any rank.
+    pub(super) tokens: u64,
 }
 
 /// The layout of the memory for the rounds of a dispatch, which its handle keeps.
@@ -63,6 +65,7 @@ pub(super) struct RoundMemory {
     pub(super) by_round: Vec<usize>,
     pub(super) firsts: usize,
     pub(super) expert_rows: usize,
+    pub(super) tokens: usize,
     /// Bytes of all.
     pub(super) len: usize,
 }
@@ -86,7 +89,8 @@ impl RoundMemory {
         let firsts = next(4 * ranks * (cut.count + 1));
         let experts = if by_expert { ranks * routes.local_experts as usize } else { 0 };
         let expert_rows = next(4 * experts * (cut.count + 1));
-        Self { by_round, firsts, expert_rows, len }
+        let tokens = next(4 * (ranks + 1));
+        Self { by_round, firsts, expert_rows, tokens, len }
     }
 }
 
@@ -103,7 +107,7 @@ pub(super) fn choices_of(cut: &RoundCut, routes: &Routes, ranks: usize, round: u
 impl HandleRounds {
     /// The kernels' parameters of a round; the rows' tables are the handle's.
     pub(super) fn params(&self, round: usize, rows: &ReceivedRows) -> params::Round {
-        let RoundTables { firsts, ranks_len, expert_rows, experts_len } = self.tables;
+        let RoundTables { firsts, ranks_len, expert_rows, experts_len, tokens } = self.tables;
         let at = |table: u64, len: usize, round: usize| match table {
             0 => 0,
             table => table + (round * len) as u64,
@@ -115,6 +119,7 @@ impl HandleRounds {
             next_firsts: at(firsts, ranks_len, round + 1),
             expert_rows: at(expert_rows, experts_len, round),
             next_expert_rows: at(expert_rows, experts_len, round + 1),
+            tokens,
             first_token: self.first_token(round) as u32,
             most: u32::try_from(self.cut.most).unwrap_or(u32::MAX),
             is_last: u32::from(round + 1 == self.cut.count),
