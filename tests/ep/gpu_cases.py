@@ -124,7 +124,7 @@ def in_fabric(rank: Rank) -> None:
 
     words: list[logging.LogRecord] = []
     handler, log = logging.Handler(), logging.getLogger("uccl")
-    handler.emit = words.append  # type: ignore[method-assign]
+    handler.emit = words.append  # type: ignore[method-assign, assignment]
     log.addHandler(handler)
     try:
         buffer = buffer_of(rank, use_fabric=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -503,7 +504,7 @@ def megatron(group) -> None:
     assert buffer.group is group and (buffer.num_nvl_bytes, buffer.num_rdma_bytes) == (nvl, rdma)
     Buffer.set_num_sms(24)
     for is_async in (False, True):
-        how = {"async_finish": is_async, "allocate_on_comm_stream": is_async}
+        how: dict[str, Any] = {"async_finish": is_async, "allocate_on_comm_stream": is_async}
         previous = EventOverlap(EventHandle()) if is_async else None
         layout = buffer.get_dispatch_layout(ids, num_experts, previous_event=previous, **how)
         per_rank, per_node, per_expert, token_in_rank, event = layout

@@ -13,25 +13,25 @@ use crate::{
     plan::Place,
 };
 
-pub(crate) struct Shared {
+pub(crate) struct GroupState {
     pub(crate) endpoint: Endpoint,
     pub(crate) inbox: Inbox,
     pub(crate) place: Place,
     pub(crate) epoch: u32,
     /// By rank; none for the own rank.
     conns: Vec<Option<ConnId>>,
-    standing: Mutex<Standing>,
+    standing: Mutex<MemberState>,
 }
 
 #[derive(Default)]
-struct Standing {
+struct MemberState {
     lost: BTreeMap<usize, Arc<str>>,
     /// Why no collective can begin any more.
     broken: Option<Error>,
     has_told: bool,
 }
 
-impl Shared {
+impl GroupState {
     pub(crate) fn new(
         (endpoint, inbox): (Endpoint, Inbox),
         place: Place,

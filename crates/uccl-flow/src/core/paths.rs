@@ -32,8 +32,8 @@ struct StreamPath {
     is_open: bool,
 }
 
-/// Chooses the pair of addresses for each stream of a bundle: all that answer get as many, and a
-/// stream waits for its pair, which may be cut off, while others are open, so that each link has its
+/// Chooses the pair of addresses for each stream of a bundle: all that answer get as many. While
+/// others are open, a stream waits for its pair, which may be cut off, so that each link has its
 /// streams again as soon as it is back.
 pub(crate) struct Paths {
     paths: Vec<Path>,
