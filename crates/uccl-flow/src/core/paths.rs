@@ -32,9 +32,9 @@ struct StreamPath {
     is_open: bool,
 }
 
-/// Chooses the pair of addresses for each stream of a bundle: all that answer get as many. While
-/// others are open, a stream waits for its pair, which may be cut off, so that each link has its
-/// streams again as soon as it is back.
+/// Chooses the pair of addresses for each stream of a bundle: all that answer get as many. A
+/// stream waits for its pair, which may be cut off, while others are open, so that each link has
+/// its streams again as soon as it is back.
 pub(crate) struct Paths {
     paths: Vec<Path>,
     /// Pairs from here on are tried only when none before answers.
