@@ -8,8 +8,8 @@
 //! ```text
 //!                     MultipathSender                                     MultipathReceiver
 //!   push(message) --> chunks that wait                                     post(room)
-//!                     control: may one go?   next() -- path 2, number 7 --> on_chunk() -> Land
-//!                     choice: over which path?      -- path 0, number 9 --> on_chunk() -> Repeat
+//!                     control: may one go?   next() -- path 2, number 7 --> on_attempt() -> Place
+//!                     choice: over which path?      -- path 0, number 9 --> on_attempt() -> Repeat
 //!   Sent(message) <-- on_ack() <-------------- path 2: largest 7, before, marked -- poll_ack()
 //!                     loss: which attempts are lost? They go again, over other paths.
 //! ```
@@ -18,9 +18,9 @@
 //!
 //! Every chunk is placed exactly once before its message ends, and none is placed after that or
 //! after a fence. Where the receiver places chunks itself ([`Repeats::Harmless`]: UDP, TCP), it
-//! asks
-//! [`MultipathReceiver::on_chunk`] first, so a chunk may be under way several times, and a guess is
-//! enough to send one again. Where the network places them ([`Repeats::OnlyWhenProven`]: unreliable
+//! asks [`MultipathReceiver::on_attempt`] first, so a chunk may be under way several times, and a
+//! guess is enough to send one again. Where the network places them
+//! ([`Repeats::OnlyWhenProven`]: unreliable
 //! queue pairs), at most one attempt of a chunk is under way at any time, as [the promise of one
 //! path](crate#the-promise) says: only order proves a loss, and a silence is answered by a probe.
 //! A path that is given up there keeps its chunks until both ends have torn its queue pair down,

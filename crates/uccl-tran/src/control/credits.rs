@@ -46,8 +46,8 @@ impl CongestionControl for Credits {
     }
 
     fn allows(&self, _in_flight_bytes: u64, len: u64) -> bool {
-        // Grants come in whole quanta and chunks may be shorter, so any rest is enough for one
-        // more. An empty chunk is in nobody's backlog, so nobody would grant anything for it.
+        // Grants come in whole quanta and chunks may be shorter: any rest is enough for one more.
+        // An empty chunk is in no backlog, so nobody would grant anything for it.
         len == 0 || self.spent < self.granted
     }
 }
