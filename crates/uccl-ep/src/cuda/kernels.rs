@@ -96,8 +96,8 @@ pub(super) struct WholeCallKernels {
 impl Kernels {
     /// The kernels of a GPU for groups of so many ranks, loaded at the first call.
     pub(super) fn of(context: &'static Context, ranks: usize) -> Result<Arc<Self>> {
-        type KernelCache = HashMap<(u32, bool), Arc<Kernels>>;
-        static LOADED: LazyLock<Mutex<KernelCache>> = LazyLock::new(Mutex::default);
+        type BySize = HashMap<(u32, bool), Arc<Kernels>>;
+        static LOADED: LazyLock<Mutex<BySize>> = LazyLock::new(Mutex::default);
         let mut loaded = LOADED.lock();
         let size = (context.device().ordinal(), is_wide(ranks));
         if let Some(kernels) = loaded.get(&size) {
