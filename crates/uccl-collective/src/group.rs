@@ -23,7 +23,7 @@ use crate::{
     memory::{Buffer, Registry},
     mesh::{self, Meeting},
     plan::Place,
-    shared::GroupState,
+    shared::GroupCore,
     work::Work,
 };
 
@@ -53,7 +53,7 @@ pub struct CallOptions {
 
 /// A rank's end of a group. All ranks call its collectives in the same order.
 pub struct Group {
-    shared: Arc<GroupState>,
+    shared: Arc<GroupCore>,
     cards: Vec<RankCard>,
     /// The ranks, by their numbers in the first group.
     members: Vec<u32>,
@@ -107,7 +107,7 @@ impl Group {
         let conns = mesh::meet(&meeting, interrupt)?;
         let Meeting { endpoint, inbox, place, cards, hello, .. } = meeting;
         let ends = (endpoint.clone(), inbox.clone());
-        let shared = GroupState::new(ends, place, hello.epoch, conns);
+        let shared = GroupCore::new(ends, place, hello.epoch, conns);
         let registry = Registry::default();
         let tokens = tokens(place.ranks);
         registry.register(endpoint, &tokens)?;

@@ -13,32 +13,32 @@ use crate::{
     plan::Place,
 };
 
-pub(crate) struct GroupState {
+pub(crate) struct GroupCore {
     pub(crate) endpoint: Endpoint,
     pub(crate) inbox: Inbox,
     pub(crate) place: Place,
     pub(crate) epoch: u32,
     /// By rank; none for the own rank.
     conns: Vec<Option<ConnId>>,
-    standing: Mutex<MemberState>,
+    health: Mutex<Health>,
 }
 
 #[derive(Default)]
-struct MemberState {
+struct Health {
     lost: BTreeMap<usize, Arc<str>>,
     /// Why no collective can begin any more.
     broken: Option<Error>,
     has_told: bool,
 }
 
-impl GroupState {
+impl GroupCore {
     pub(crate) fn new(
         (endpoint, inbox): (Endpoint, Inbox),
         place: Place,
         epoch: u32,
         conns: Vec<Option<ConnId>>,
     ) -> Self {
-        Self { endpoint, inbox, place, epoch, conns, standing: Mutex::default() }
+        Self { endpoint, inbox, place, epoch, conns, health: Mutex::default() }
     }
 
     /// The connection to a rank.
@@ -62,14 +62,14 @@ impl GroupState {
 
     /// Remembers a rank as lost.
     fn lose(&self, rank: usize, reason: Arc<str>) -> Error {
-        let mut standing = self.standing.lock();
-        let reason = Arc::clone(standing.lost.entry(rank).or_insert(reason));
+        let mut health = self.health.lock();
+        let reason = Arc::clone(health.lost.entry(rank).or_insert(reason));
         Error::Lost { rank, reason }
     }
 
     /// Why no collective can begin any more, if that is so.
     pub(crate) fn broken(&self) -> Option<Error> {
-        self.standing.lock().broken.clone()
+        self.health.lock().broken.clone()
     }
 
     /// Takes in the notices of other ranks.
@@ -82,7 +82,7 @@ impl GroupState {
             for rank in lost.filter(|rank| *rank < self.place.ranks && *rank != self.place.rank) {
                 why = self.lose(rank, format!("rank {teller} has lost it").into());
             }
-            self.standing.lock().broken.get_or_insert(why);
+            self.health.lock().broken.get_or_insert(why);
         }
         Ok(())
     }
@@ -90,12 +90,12 @@ impl GroupState {
     /// Ends the group's collectives, and tells the other ranks.
     pub(crate) fn break_off(&self, why: &Error) {
         let lost = {
-            let mut standing = self.standing.lock();
-            standing.broken.get_or_insert_with(|| why.clone());
-            if std::mem::replace(&mut standing.has_told, true) {
+            let mut health = self.health.lock();
+            health.broken.get_or_insert_with(|| why.clone());
+            if std::mem::replace(&mut health.has_told, true) {
                 return;
             }
-            standing.lost.keys().map(|rank| *rank as u32).collect()
+            health.lost.keys().map(|rank| *rank as u32).collect()
         };
         let notice = GroupNotice { epoch: self.epoch, lost }.encode();
         for (rank, conn) in self.others() {
@@ -118,6 +118,6 @@ impl GroupState {
                 Ok(()) => {}
             }
         }
-        Ok(self.standing.lock().lost.keys().copied().collect())
+        Ok(self.health.lock().lost.keys().copied().collect())
     }
 }

@@ -11,7 +11,7 @@ use uccl_p2p::{Interrupt, Status, TransferHandle, Uninterrupted};
 use crate::{
     error::{Error, Result},
     memory::CallRegions,
-    shared::GroupState,
+    shared::GroupCore,
 };
 
 /// How long a waiting call looks at its messages between two looks at the other ranks' notices.
@@ -20,7 +20,7 @@ const SLICE: Duration = Duration::from_millis(20);
 /// A call of a group that has begun. Its memory is kept allocated until it has ended.
 pub struct Work {
     pub(crate) id: u64,
-    shared: Arc<GroupState>,
+    shared: Arc<GroupCore>,
     /// Whether the other ranks depend on it.
     is_collective: bool,
     stage: Mutex<Stage>,
@@ -49,7 +49,7 @@ pub(crate) struct Part {
 impl Work {
     pub(crate) fn new(
         id: u64,
-        shared: Arc<GroupState>,
+        shared: Arc<GroupCore>,
         is_collective: bool,
         (parts, regions): (Vec<Part>, CallRegions),
     ) -> Self {

@@ -8,7 +8,7 @@ use super::{PyRankWork, buffer, buffers, exception, time};
 use crate::{endpoint::PyEndpoint, interrupt::listening, memory::Memory};
 
 /// The time of a call in seconds, and the stream that it follows.
-type WaitBounds<'py> = (Option<f64>, Option<Bound<'py, PyAny>>);
+type OptionPair<'py> = (Option<f64>, Option<Bound<'py, PyAny>>);
 
 /// A rank's end of a group of ranks. `options` is `(timeout, stream)`: seconds that the messages
 /// may take, and the stream whose work they follow.
@@ -110,7 +110,7 @@ impl PyRankGroup {
         py: Python<'_>,
         tensor: &Bound<'_, PyAny>,
         peer: usize,
-        options: Option<WaitBounds<'_>>,
+        options: Option<OptionPair<'_>>,
     ) -> PyResult<PyRankWork> {
         let options = super::options(options, &self.endpoint)?;
         let tensor = buffer(tensor)?;
@@ -124,7 +124,7 @@ impl PyRankGroup {
         py: Python<'_>,
         tensor: &Bound<'_, PyAny>,
         peer: usize,
-        options: Option<WaitBounds<'_>>,
+        options: Option<OptionPair<'_>>,
     ) -> PyResult<PyRankWork> {
         let options = super::options(options, &self.endpoint)?;
         let tensor = buffer(tensor)?;
@@ -139,7 +139,7 @@ impl PyRankGroup {
         py: Python<'_>,
         input: &Bound<'_, PyAny>,
         outputs: Vec<Bound<'_, PyAny>>,
-        options: Option<WaitBounds<'_>>,
+        options: Option<OptionPair<'_>>,
     ) -> PyResult<PyRankWork> {
         let options = super::options(options, &self.endpoint)?;
         let (input, outputs) = (buffer(input)?, buffers(&outputs)?);
@@ -153,7 +153,7 @@ impl PyRankGroup {
         py: Python<'_>,
         inputs: Vec<Bound<'_, PyAny>>,
         outputs: Vec<Bound<'_, PyAny>>,
-        options: Option<WaitBounds<'_>>,
+        options: Option<OptionPair<'_>>,
     ) -> PyResult<PyRankWork> {
         let options = super::options(options, &self.endpoint)?;
         let (inputs, outputs) = (buffers(&inputs)?, buffers(&outputs)?);
@@ -167,7 +167,7 @@ impl PyRankGroup {
         py: Python<'_>,
         root: usize,
         tensor: &Bound<'_, PyAny>,
-        options: Option<WaitBounds<'_>>,
+        options: Option<OptionPair<'_>>,
     ) -> PyResult<PyRankWork> {
         let options = super::options(options, &self.endpoint)?;
         let tensor = buffer(tensor)?;
@@ -182,7 +182,7 @@ impl PyRankGroup {
         root: usize,
         inputs: Vec<Bound<'_, PyAny>>,
         output: &Bound<'_, PyAny>,
-        options: Option<WaitBounds<'_>>,
+        options: Option<OptionPair<'_>>,
     ) -> PyResult<PyRankWork> {
         let options = super::options(options, &self.endpoint)?;
         let (inputs, output) = (buffers(&inputs)?, buffer(output)?);
@@ -197,7 +197,7 @@ impl PyRankGroup {
         root: usize,
         input: &Bound<'_, PyAny>,
         outputs: Vec<Bound<'_, PyAny>>,
-        options: Option<WaitBounds<'_>>,
+        options: Option<OptionPair<'_>>,
     ) -> PyResult<PyRankWork> {
         let options = super::options(options, &self.endpoint)?;
         let (input, outputs) = (buffer(input)?, buffers(&outputs)?);
@@ -206,7 +206,7 @@ impl PyRankGroup {
 
     /// Ends on each rank when every rank has begun it.
     #[pyo3(signature = (options=None))]
-    fn barrier(&self, py: Python<'_>, options: Option<WaitBounds<'_>>) -> PyResult<PyRankWork> {
+    fn barrier(&self, py: Python<'_>, options: Option<OptionPair<'_>>) -> PyResult<PyRankWork> {
         let options = super::options(options, &self.endpoint)?;
         self.call(py, |group| group.barrier(options))
     }
