@@ -67,12 +67,25 @@ pub(super) fn meet_directly<T>(
     // A rank that failed sends no card, so that the others do not wait for it in vain.
     let card = prepared.as_ref().map_or_else(|_| Vec::new(), |(.., card)| card.encode().to_vec());
     let cards = exchange(card)?;
+    let mut failed_window = None;
     let met = prepared.and_then(|(own, candidate, mut window, _)| {
-        let (processes, position) = open_all(config, &mut window, &cards)?;
-        let watch = Watch::of_processes(processes, &candidate.reports)?;
-        Ok((own, Rendezvous { windows: Windows::Direct(window, watch), position }))
+        let opened = open_all(config, &mut window, &cards).and_then(|(processes, position)| {
+            Ok((Watch::of_processes(processes, &candidate.reports)?, position))
+        });
+        match opened {
+            Ok((watch, position)) => {
+                Ok((own, Rendezvous { windows: Windows::Direct(window, watch), position }))
+            }
+            Err(why) => {
+                failed_window = Some(window);
+                Err(why)
+            }
+        }
     });
-    agree_on_outcome(rank, met, exchange)
+    let outcome = agree_on_outcome(rank, met, exchange);
+    // Other ranks open it until then. If it were gone, that would be their reason.
+    drop(failed_window);
+    outcome
 }
 
 /// Meets in windows in the host's memory: in those of a first group, or of the one that comes after
