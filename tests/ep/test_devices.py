@@ -53,9 +53,7 @@ def gpus(monkeypatch):
     class Group:
         """A stand-in for a group on a GPU."""
 
-        def __init__(
-            self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, *_: Any
-        ) -> None:
+        def __init__(self, ranks: Any, params: Any, timeout: float, device: torch.device) -> None:
             made.append(device)
             self.native = SimpleNamespace(nodes=_core.EpNodes(1, ranks.size))
 

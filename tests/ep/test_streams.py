@@ -394,7 +394,7 @@ def test_with_overlap_a_combine_waits_for_its_experts(rank, is_async) -> None:
     stream, behind an event before the experts, whose signals it gets."""
     buffer = Buffer.__new__(Buffer)
     backend = buffer._backend = FewTokens.__new__(FewTokens)
-    backend.group, backend.rank, buffer.group_size = rank.group, rank, 1
+    backend.group, backend.rank, buffer.group_size, buffer.rank = rank.group, rank, 1, 0
     buffer.device, buffer._may_move = torch.device("cpu"), False
     x = torch.ones((1, 128), dtype=torch.bfloat16)
     ids, weights = torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1))
