@@ -8,7 +8,7 @@
 //!   library.rs   dlopen, tables     net.rs     one way to call all versions   log.rs   the logger
 //!   launch.rs    starts ranks       rank.rs    a rank's means                 memory.rs   guarded memory
 //!   behaviours/  the list           report.rs  table and JSON            hosts.rs    namespaces
-//!   bench.rs     collectives' messages, with their times
+//!   bench.rs     collectives' messages, with their times             threads.rs   threads that run
 //!   rma.rs, rma_table.rs   the same for one-sided tables   group.rs   a rank's one-sided means
 //! ```
 
@@ -27,6 +27,7 @@ mod report;
 mod rma;
 mod rma_table;
 mod serve;
+mod threads;
 
 use std::{env, path::PathBuf, process::ExitCode, time::Duration};
 

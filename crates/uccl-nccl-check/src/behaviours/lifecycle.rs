@@ -8,6 +8,7 @@ use crate::{
     library::Library,
     net::Net,
     rank::{NotApplicable, Rank, Registration},
+    threads,
 };
 
 /// How often the library is loaded.
@@ -85,7 +86,7 @@ pub(super) fn reload(rank: &mut Rank) -> Result<String> {
         let (_, listen) = net.listen(context, 0)?;
         net.close_listen(listen)?;
         net.finalize(context)?;
-        let threads = threads()?;
+        let threads = threads::count()?;
         ensure!(
             !ends || threads == 1,
             "after finalize there are {} threads of the plugin: its code is unloaded under them",
@@ -112,24 +113,20 @@ pub(super) fn leaks(rank: &mut Rank) -> Result<String> {
         }
         rank.meet()?;
         rank.finish(started)?;
-        let now = (threads()?, descriptors()?);
+        let now = (threads::count()?, descriptors()?);
         if round == WARM {
             before = Some((now, mappings()?));
         }
         rank.meet()?;
     }
     let ((threads_then, files_then), maps_then) = before.context("a round that is compared")?;
-    let (threads, files, maps) = (threads()?, descriptors()?, mappings()?);
+    let (threads, files, maps) = (threads::count()?, descriptors()?, mappings()?);
     ensure!(threads <= threads_then, "{threads} threads, and {threads_then} earlier");
     ensure!(files <= files_then, "{files} descriptors, and {files_then} earlier");
     // The allocator may have mapped more; a leak of each round is more than that.
     let limit = maps_then + (ROUNDS - WARM) / 2;
     ensure!(maps <= limit, "{maps} mappings, and {maps_then} earlier");
     Ok(format!("{ROUNDS} rounds: {threads} threads, {files} descriptors, {maps} mappings"))
-}
-
-fn threads() -> Result<usize> {
-    entries("/proc/self/task")
 }
 
 fn descriptors() -> Result<usize> {

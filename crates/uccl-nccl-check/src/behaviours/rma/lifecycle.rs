@@ -9,6 +9,7 @@ use crate::{
     group::Plugin,
     rank::{NotApplicable, Rank},
     rma::Rma,
+    threads,
 };
 
 /// Rounds in search of leaks, and the first of them that is compared.
@@ -56,7 +57,7 @@ pub(crate) fn ends(rank: &mut Rank) -> Result<String> {
         group.close(&[&room])?;
         plugin.finish(rank)?;
         rank.meet()?;
-        let threads = entries("/proc/self/task")?;
+        let threads = threads::count()?;
         ensure!(threads == 1, "after finalize {} threads of the plugin are left", threads - 1);
         if round == WARM {
             before = Some(descriptors()?);
@@ -80,8 +81,4 @@ fn descriptors() -> Result<Vec<String>> {
         }
     }
     Ok(targets)
-}
-
-fn entries(folder: &str) -> Result<usize> {
-    Ok(fs::read_dir(folder).with_context(|| folder.to_owned())?.count())
 }
