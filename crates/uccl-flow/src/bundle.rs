@@ -225,7 +225,7 @@ impl Bundle {
         if !state.on_note(stream, head, now_us) {
             return Err(format!("{head:?} is no note that can be"));
         }
-        state.act(&self.target.peer, self.now_us());
+        state.act(&self.target.peer, now_us);
         Ok(())
     }
 
@@ -235,7 +235,7 @@ impl Bundle {
         let mut state = self.state.lock();
         state.scheduler.on_time(now_us);
         state.check_silence(&self.target.peer, now_us);
-        let has_acted = state.act(&self.target.peer, self.now_us());
+        let has_acted = state.act(&self.target.peer, now_us);
         let has_work = state.scheduler.has_work();
         drop(state);
         if has_acted {
