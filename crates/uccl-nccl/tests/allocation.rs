@@ -1,8 +1,9 @@
 //! A small message through the tables does not allocate.
 
+#[path = "../../uccl-flow/tests/allocations/mod.rs"]
+mod allocations;
+
 use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
     ffi::c_void,
     ptr::null_mut,
     time::{Duration, Instant},
@@ -10,30 +11,6 @@ use std::{
 
 use nccl_net_uccl::tables::ncclNetPlugin_v12 as TABLE;
 use uccl_nccl_abi::{CommConfig, HANDLE_BYTES, NcclResult};
-
-thread_local! {
-    static COUNT: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Counts the allocations of each thread.
-struct Counter;
-
-// SAFETY: all calls go to the system's allocator as they are.
-unsafe impl GlobalAlloc for Counter {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.set(COUNT.get() + 1);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTER: Counter = Counter;
 
 /// Calls until the place is filled.
 fn filled(mut call: impl FnMut(*mut *mut c_void) -> NcclResult) -> *mut c_void {
@@ -92,9 +69,9 @@ fn small_messages_allocate_nothing() {
     };
     // The first receives take room in lists that keep it.
     (0..40).for_each(|_| exchange());
-    let before = COUNT.get();
+    let before = allocations::count();
     (0..100).for_each(|_| exchange());
-    assert_eq!(COUNT.get() - before, 0);
+    assert_eq!(allocations::count() - before, 0);
     assert!(room[..4096] == data[..]);
     // SAFETY: each is closed once, and not used afterwards.
     unsafe {
