@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::{
-    optimized::For,
     outcome::Outcome,
     python::{self, Requirements},
 };
@@ -19,22 +18,11 @@ pub(crate) const RAYS_TESTS: &str = "tests/weights/test_ray.py";
 
 /// Runs the tests against the wheel.
 pub(crate) fn tests() -> Result<Outcome> {
-    if let Some(reason) = python::lacking() {
-        return Ok(Outcome::skipped(reason));
-    }
-    let wheel = python::build(For::Tests)?;
-    let python = match environment()? {
-        Ok(python) => python,
-        Err(reason) => return Ok(Outcome::skipped(format!("lacks {TORCH}: {reason}"))),
-    };
-    python::install(&python, wheel)?;
-    let mut done = Outcome::default();
     let without_ray = format!("--ignore={RAYS_TESTS}");
     // The tests form a few groups.
     let folders = ["tests/ep", "tests/weights", "tests/collective"];
     let arguments = [&["--numprocesses=3", &without_ray][..], &folders].concat();
-    let result = python::pytest(&python, &arguments, &mut done);
-    done.or_failed(result)
+    python::tests_in(environment, TORCH, &arguments)
 }
 
 /// Makes the tests' environment unless it is there.

@@ -102,6 +102,27 @@ pub(crate) fn tests_in_guest() -> Result<Outcome> {
     done.or_failed(ended)
 }
 
+/// Runs pytest with the wheel, in an environment that is made unless it is there. `needed` names the
+/// package without which there is none.
+pub(crate) fn tests_in(
+    environment: impl FnOnce() -> Result<Result<PathBuf, String>>,
+    needed: &str,
+    arguments: &[&str],
+) -> Result<Outcome> {
+    if let Some(reason) = lacking() {
+        return Ok(Outcome::skipped(reason));
+    }
+    let wheel = build(For::Tests)?;
+    let python = match environment()? {
+        Ok(python) => python,
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {needed}: {reason}"))),
+    };
+    install(&python, wheel)?;
+    let mut done = Outcome::default();
+    let result = pytest(&python, arguments, &mut done);
+    done.or_failed(result)
+}
+
 /// Runs pytest, several tests at a time, and records the left-out tests and the counts in `done`.
 pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Outcome) -> Result<()> {
     let cpus = available_parallelism().map_or(1, usize::from);

@@ -6,7 +6,6 @@ use anyhow::Result;
 
 use crate::{
     ep,
-    optimized::For,
     outcome::Outcome,
     python::{self, Requirements},
 };
@@ -16,18 +15,7 @@ const RAY: &str = "ray==2.60.0";
 
 /// Runs the tests against the wheel.
 pub(crate) fn tests() -> Result<Outcome> {
-    if let Some(reason) = python::lacking() {
-        return Ok(Outcome::skipped(reason));
-    }
-    let wheel = python::build(For::Tests)?;
-    let python = match environment()? {
-        Ok(python) => python,
-        Err(reason) => return Ok(Outcome::skipped(format!("lacks {RAY}: {reason}"))),
-    };
-    python::install(&python, wheel)?;
-    let mut done = Outcome::default();
-    let result = python::pytest(&python, &["--numprocesses=0", ep::RAYS_TESTS], &mut done);
-    done.or_failed(result)
+    python::tests_in(environment, RAY, &["--numprocesses=0", ep::RAYS_TESTS])
 }
 
 /// Makes the environment unless it is there.

@@ -7,7 +7,6 @@ use anyhow::Result;
 
 use crate::{
     ep,
-    optimized::For,
     outcome::Outcome,
     python::{self, Requirements},
     tree,
@@ -21,18 +20,7 @@ const REQUIREMENTS: &str = "tests/vllm/requirements.txt";
 
 /// Runs tests/vllm against the wheel.
 pub(crate) fn tests() -> Result<Outcome> {
-    if let Some(reason) = python::lacking() {
-        return Ok(Outcome::skipped(reason));
-    }
-    let wheel = python::build(For::Tests)?;
-    let python = match environment()? {
-        Ok(python) => python,
-        Err(reason) => return Ok(Outcome::skipped(format!("lacks {}: {reason}", ALONE[0]))),
-    };
-    python::install(&python, wheel)?;
-    let mut done = Outcome::default();
-    let result = python::pytest(&python, &["--numprocesses=0", "tests/vllm"], &mut done);
-    done.or_failed(result)
+    python::tests_in(environment, ALONE[0], &["--numprocesses=0", "tests/vllm"])
 }
 
 /// Makes the environment unless it is there.
