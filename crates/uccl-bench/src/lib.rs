@@ -13,6 +13,7 @@
 //!   between      peer   the other side as the leading one knows it
 //!                control, auth: the messages of the two, and their first ones
 //!   results      stats, report, table, plot: numbers, JSON and CSV, lines, a picture
+//!   palette      colours and type of pictures, for `plot` and for the command
 //!   limits       the machine without the engine: copies, TCP, shared memory, GPUs
 //!   paths        the engine's choice of a path, for the command
 //!   ep           dispatch and combine between ranks of this host
@@ -27,6 +28,7 @@ mod flag;
 mod kinds;
 mod limits;
 mod ordered_stream;
+pub mod palette;
 mod paths;
 mod pattern;
 mod peer;

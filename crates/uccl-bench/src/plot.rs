@@ -5,7 +5,11 @@ use std::{fmt::Write, ops::Range};
 use anyhow::Result;
 use plotters::{coord::Shift, element::DashedPathElement, prelude::*, series::DashedLineSeries};
 
-use super::{report::Row, size::Size};
+use super::{
+    palette::{COLOURS, FONT},
+    report::Row,
+    size::Size,
+};
 
 /// One line of the plot.
 #[derive(Debug, PartialEq)]
@@ -23,21 +27,8 @@ const SIZE: (u32, u32) = (960, 560);
 /// Where the legend begins.
 const RIGHT: u32 = 740;
 const LEGEND_STEP: i32 = 22;
-const FONT: (&str, i32) = ("system-ui, 'DejaVu Sans', Helvetica, Arial, sans-serif", 12);
 const TITLE_SIZE: i32 = 16;
 
-/// Okabe and Ito's colours, told apart by the colour-blind too, without the yellow that white
-/// swallows.
-const COLOURS: [RGBColor; 8] = [
-    RGBColor(0x00, 0x72, 0xb2),
-    RGBColor(0xd5, 0x5e, 0x00),
-    RGBColor(0x00, 0x9e, 0x73),
-    RGBColor(0xcc, 0x79, 0xa7),
-    RGBColor(0x56, 0xb4, 0xe9),
-    RGBColor(0xe6, 0x9f, 0x00),
-    RGBColor(0x00, 0x00, 0x00),
-    RGBColor(0x88, 0x22, 0x55),
-];
 const LIMIT_COLOURS: [RGBColor; 4] = [
     RGBColor(0x55, 0x55, 0x55),
     RGBColor(0x88, 0x88, 0x88),

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use plotters::{coord::Shift, prelude::*};
+use uccl_bench::palette::{COLOURS, FONT};
 use uccl_sim::GroupReport;
 
 use super::Run;
@@ -17,20 +18,7 @@ struct Series {
 const SIZE: (u32, u32) = (1100, 480);
 const CHART_WIDTH: u32 = 420;
 const LEGEND_STEP: i32 = 20;
-const FONT: (&str, i32) = ("system-ui, 'DejaVu Sans', Helvetica, Arial, sans-serif", 12);
 const TITLE_SIZE: i32 = 15;
-
-/// Okabe and Ito's colours, told apart by the colour-blind too.
-const COLOURS: [RGBColor; 8] = [
-    RGBColor(0x00, 0x72, 0xb2),
-    RGBColor(0xd5, 0x5e, 0x00),
-    RGBColor(0x00, 0x9e, 0x73),
-    RGBColor(0xcc, 0x79, 0xa7),
-    RGBColor(0x56, 0xb4, 0xe9),
-    RGBColor(0xe6, 0x9f, 0x00),
-    RGBColor(0x00, 0x00, 0x00),
-    RGBColor(0x88, 0x22, 0x55),
-];
 
 /// Draws the completion times of all groups, and the queues of all runs.
 pub(super) fn svg(runs: &[Run], title: &str) -> Result<String> {
