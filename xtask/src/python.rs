@@ -102,8 +102,8 @@ pub(crate) fn tests_in_guest() -> Result<Outcome> {
     done.or_failed(ended)
 }
 
-/// Runs pytest with the wheel, in an environment that is made unless it is there. `needed` names the
-/// package without which there is none.
+/// Runs pytest with the wheel, in an environment that is made unless it is there. `needed` names
+/// the package without which there is none.
 pub(crate) fn tests_in(
     environment: impl FnOnce() -> Result<Result<PathBuf, String>>,
     needed: &str,
