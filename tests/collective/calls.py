@@ -85,9 +85,12 @@ def gathered(_group: Any, name: str) -> None:
             room = torch.zeros(ranks, *shape)
             collective.allgather(torch.full(shape, float(own)), room)
             assert all(bool((room[rank] == rank).all()) for rank in range(ranks))
-        handles = collective.iallgather(torch.full((5,), float(own)), torch.zeros(ranks * 5 + 1))
+        # The wheel keeps neither tensor: freed too early, they would have bytes of others' written over the heap.
+        sent, room = torch.full((5,), float(own)), torch.zeros(ranks * 5 + 1)
+        handles = collective.iallgather(sent, room)
         assert len(handles) == 2 * (ranks - 1)
         collective.wait_all(handles)
+        assert room.tolist() == [float(rank) for rank in range(ranks) for _ in range(5)] + [0.0]
 
 
 def kind(call: Any) -> str:

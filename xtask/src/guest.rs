@@ -14,7 +14,7 @@ use clap::Args;
 use crate::{
     built::{self, Artifacts},
     outcome::Outcome,
-    report::{left_out, passed_in},
+    report::{failed_in, left_out, passed_in},
     shell::{self, BackgroundProgram, EarlyProgram, Program},
     tree,
 };
@@ -212,6 +212,7 @@ pub(crate) fn tests() -> Result<Outcome> {
     let results = shell::run_several(programs, at_a_time, &logs, |line| {
         done.absent.extend(left_out(line));
         passed += passed_in(line).unwrap_or(0);
+        done.failed.extend(failed_in(line));
     });
     let failed: Vec<_> = results.into_iter().filter_map(Result::err).collect();
     let result = match failed.is_empty() {

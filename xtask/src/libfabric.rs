@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::{
     outcome::Outcome,
     python,
-    report::{left_out, passed_in},
+    report::{failed_in, left_out, passed_in},
     shell::Program,
 };
 
@@ -38,6 +38,7 @@ pub(crate) fn tests() -> Result<Outcome> {
         .watch(|line| {
             done.absent.extend(left_out(line));
             passed += passed_in(line).unwrap_or(0);
+            done.failed.extend(failed_in(line));
         });
     done.detail = format!("{passed} passed");
     done.absent.sort();

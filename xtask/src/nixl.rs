@@ -19,7 +19,8 @@ pub(crate) fn tests() -> Result<Outcome> {
         return Ok(Outcome::skipped(reason));
     }
     let wheel = python::build(For::Tests)?;
-    let (mut absent, mut details, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut absent, mut details) = (Vec::new(), Vec::new());
+    let (mut tests, mut errors) = (Vec::new(), Vec::new());
     for release in RELEASES {
         let python = match environment(release)? {
             Ok(python) => python,
@@ -31,16 +32,19 @@ pub(crate) fn tests() -> Result<Outcome> {
         python::install(&python, wheel)?;
         let mut done = Outcome::default();
         if let Err(error) = python::pytest(&python, &["tests/nixl"], &mut done) {
-            failed.push(format!("NIXL {release}: {error:#}"));
+            errors.push(format!("NIXL {release}: {error:#}"));
         }
         details.push(format!("{release}: {}", done.detail));
-        absent.extend(done.absent.iter().map(|what| format!("NIXL {release}: {what}")));
+        let named = |what: &String| format!("NIXL {release}: {what}");
+        absent.extend(done.absent.iter().map(named));
+        tests.extend(done.failed.iter().map(named));
     }
     if details.is_empty() {
         return Ok(Outcome::skipped(absent.join("; ")));
     }
-    let result = if failed.is_empty() { Ok(()) } else { Err(anyhow!(failed.join("\n"))) };
+    let result = if errors.is_empty() { Ok(()) } else { Err(anyhow!(errors.join("\n"))) };
     let mut done = Outcome::without(absent);
+    done.failed = tests;
     done.detail = details.join("; ");
     done.or_failed(result)
 }

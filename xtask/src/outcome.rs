@@ -11,6 +11,8 @@ pub(crate) struct Outcome {
     pub(crate) detail: String,
     /// The left-out parts, each with the missing thing.
     pub(crate) absent: Vec<String>,
+    /// The failed tests, each with its error where the output has it on one line.
+    pub(crate) failed: Vec<String>,
     pub(crate) failure: Option<String>,
 }
 

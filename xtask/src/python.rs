@@ -134,12 +134,14 @@ pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Outcome) -> R
 }
 
 fn watch(python: Program, arguments: &[&str], done: &mut Outcome) -> Result<()> {
-    let always = ["-m", "pytest", "-rs", "--durations=10", "-p", "no:cacheprovider"];
+    let always = ["-m", "pytest", "-rsfE", "--durations=10", "-p", "no:cacheprovider"];
     let program = python.args(always).args(arguments);
     let program = program.without_env("PYTHONPATH").env("COLUMNS", "200");
     program.limit(Duration::from_secs(15 * 60)).watch(|line| {
         if line.starts_with("SKIPPED") {
             done.absent.push(line.to_owned());
+        } else if line.starts_with("FAILED ") || line.starts_with("ERROR ") {
+            done.failed.push(line.to_owned());
         } else if line.starts_with('=') && line.contains(" in ") {
             done.detail = line.trim_matches(['=', ' ']).to_owned();
         }

@@ -15,7 +15,7 @@ use crate::{
     libfabric, lint, loom, mutants, nixl,
     outcome::Outcome,
     package, prebuild, prefetch, python, ray, readme,
-    report::{left_out, passed_in},
+    report::{failed_in, failed_of_report, left_out, passed_in},
     settings,
     shell::{self, Program},
     storm, stubs, tools, tree, vllm, widths, words,
@@ -372,6 +372,7 @@ fn print_results(results: &[(&str, Outcome, Duration)]) {
     for (name, done, _) in results {
         if let Some(failure) = &done.failure {
             println!("\n{name} FAILED: {failure}");
+            done.failed.iter().for_each(|test| println!("  {test}"));
         }
     }
 }
@@ -422,9 +423,11 @@ fn units(all: bool) -> Result<Outcome> {
             passed += count;
             done.detail = format!("{passed} passed");
         }
+        done.failed.extend(failed_in(line));
     });
     if let Ok(report) = fs::read_to_string(&report) {
         done.absent.extend(report.lines().filter_map(left_out));
+        done.failed = failed_of_report(&report);
     }
     done.absent.sort();
     done.absent.dedup();
