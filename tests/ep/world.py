@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -23,6 +25,8 @@ LIMIT = 50
 def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
     """The main loop of a rank's process: runs the functions that arrive, and sends their results
     back."""
+    # A rank that crashes says where.
+    faulthandler.enable()
     # The other ranks wait this long for a rank that fails.
     os.environ["UCCL_EP_TIMEOUT_SECS"] = "15"
     # Tests of GPUs name the device: these processes have begun to use GPUs, where there are any.
@@ -77,21 +81,32 @@ def over(transport: str) -> contextlib.AbstractContextManager:
     return in_the_middle(os.getpid()) if is_chaos else contextlib.nullcontext()
 
 
+class RankEnded(AssertionError):
+    """The process of a rank has ended in a test."""
+
+
 class World:
-    """Processes of ranks."""
+    """Processes of ranks. Those of a test that has lost one are ended, and the next test has new
+    ones."""
 
     def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._ranks: list[tuple[Any, Any]] = []
+        self._start()
+
+    def _start(self) -> None:
         # A server that has imported torch once, and forks.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch"])
         self._folder = tempfile.TemporaryDirectory()
-        self._ranks = []
-        for rank in range(most):
+        for rank in range(self._most):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=serve, args=(rank, most, self._folder.name, theirs), daemon=True
+                target=serve, args=(rank, self._most, self._folder.name, theirs), daemon=True
             )
             process.start()
+            # The pipe ends with the process.
+            theirs.close()
             self._ranks.append((process, ours))
 
     def run(
@@ -106,36 +121,87 @@ class World:
         """The results of ``function(group, *args)`` on ``ranks`` ranks, which behave as if on
         ``nodes`` nodes, and reach those of other nodes over ``transport`` (see :func:`over`). The
         result of a rank in ``lost``, which ends in the function, is None."""
-        for _, pipe in self._ranks:
-            pipe.send((ranks, nodes, transport, function, args))
-        answers = []
-        for rank, (process, pipe) in enumerate(self._ranks):
-            if rank in lost:
-                process.join(LIMIT)
-                answers.append((process.exitcode is not None, "it is still there"))
-                continue
-            if not pipe.poll(LIMIT):
-                self.end()
-                raise TimeoutError(f"rank {rank} (process {process.pid}) does not answer")
-            answers.append(pipe.recv())
-        failed = [f"rank {rank}:\n{text}" for rank, (well, text) in enumerate(answers) if not well]
+        if not self._ranks:
+            self._start()
+        try:
+            answers = self._answers((ranks, nodes, transport, function, args), lost)
+        except BaseException:
+            # A rank that is left would answer the next test with results of this one.
+            self._kill()
+            raise
+        if lost:
+            self.end()
+        failed = [f"rank {rank}:\n{answers[rank][1]}" for rank in answers if not answers[rank][0]]
         if failed:
             raise AssertionError("\n".join(failed))
-        return [
-            None if rank in lost else answer for rank, (_, answer) in enumerate(answers[:ranks])
+        return [None if rank in lost else answers[rank][1] for rank in range(ranks)]
+
+    def _answers(self, task: tuple[Any, ...], lost: tuple[int, ...]) -> dict[int, tuple[bool, Any]]:
+        """By rank, whether the function has ended well, and its result or the error."""
+        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in lost}
+        for rank, (_, pipe) in enumerate(self._ranks):
+            try:
+                pipe.send(task)
+            except OSError:
+                raise self._ended(rank) from None
+        answers: dict[int, tuple[bool, Any]] = {}
+        while waiting:
+            ready = multiprocessing.connection.wait(list(waiting), LIMIT)
+            if not ready:
+                late = [f"{rank} (process {self._ranks[rank][0].pid})" for rank in waiting.values()]
+                raise TimeoutError(f"no answer of rank {', '.join(late)}")
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    answers[rank] = pipe.recv()
+                except (EOFError, OSError):
+                    raise self._ended(rank) from None
+        for rank in lost:
+            self._ranks[rank][0].join(LIMIT)
+            is_gone = self._ranks[rank][0].exitcode is not None
+            answers[rank] = (is_gone, "it is still there")
+        return dict(sorted(answers.items()))
+
+    def _ended(self, rank: int) -> RankEnded:
+        """The error of a rank whose pipe has ended, with all others that have ended by now."""
+        self._ranks[rank][0].join(LIMIT)
+        ends = [
+            f"rank {at} (process {process.pid}) ended {said_of(process.exitcode)}"
+            for at, (process, _) in enumerate(self._ranks)
+            if at == rank or process.exitcode is not None
         ]
+        return RankEnded("; ".join(ends))
+
+    def _kill(self) -> None:
+        """Ends the processes, also where they are in a function."""
+        for process, _ in self._ranks:
+            process.kill()
+        self._forget()
 
     def end(self) -> None:
-        """Ends the processes."""
-        for process, pipe in self._ranks:
-            if process.is_alive():
-                try:
-                    pipe.send(None)
-                except OSError:
-                    pass
+        """Ends the processes. A later :meth:`run` starts others."""
+        for _, pipe in self._ranks:
+            # A process that has ended takes none.
+            with contextlib.suppress(OSError):
+                pipe.send(None)
         for process, _ in self._ranks:
             process.join(5)
             if process.is_alive():
                 process.kill()
-                process.join()
+        self._forget()
+
+    def _forget(self) -> None:
+        for process, pipe in self._ranks:
+            process.join()
+            pipe.close()
+        self._ranks.clear()
         self._folder.cleanup()
+
+
+def said_of(exitcode: int | None) -> str:
+    """How a process has ended."""
+    if exitcode is None:
+        return "its pipe, and runs on"
+    if exitcode < 0:
+        return f"by {signal.Signals(-exitcode).name}"
+    return f"with exit code {exitcode}"

@@ -11,6 +11,9 @@ fn settings() -> Settings {
     Settings { threads: 3, streams: 4, ..Settings::default() }
 }
 
+/// Short, and longer than a busy machine keeps a process from its turn.
+const SOON: Duration = Duration::from_secs(4);
+
 fn ends() -> (Flows, Flows) {
     let new = || Flows::new(settings()).expect("flows over loopback");
     (new(), new())
@@ -34,8 +37,7 @@ fn streams_that_die_are_replaced() {
             line.is_dead.store(true, Ordering::Relaxed);
         }
     });
-    let counters = one.counters();
-    assert!(counters[0].lost_streams > 0, "{counters:?}");
+    until(|| (one.counters()[0].lost_streams > 0).then_some(()));
 }
 
 #[test]
@@ -47,9 +49,9 @@ fn a_stream_that_stands_still_is_passed_over_and_replaced() {
     exchange(&flow, (20, 1 << 20), |_| {});
     until(|| {
         exchange(&flow, (1, 1 << 20), |_| {});
-        (one.counters()[0].lost_streams > 0).then_some(())
+        let counters = &one.counters()[0];
+        (counters.lost_streams > 0 && counters.repeated_chunks > 0).then_some(())
     });
-    assert!(one.counters()[0].repeated_chunks > 0);
 }
 
 #[test]
@@ -138,7 +140,7 @@ fn messages_that_have_ended_outlive_their_stream_and_their_flow() {
 
 #[test]
 fn a_sender_of_small_messages_hears_of_a_peer_that_stays_away_and_of_one_that_closes() {
-    let short = Settings { limit: Duration::from_millis(1500), ..settings() };
+    let short = Settings { limit: SOON, ..settings() };
     let one = Flows::new(short).expect("flows");
     let two = Flows::new(self::settings()).expect("flows");
     let ((send, _recv), relay) = relayed(&one, &two);
@@ -165,7 +167,7 @@ fn a_sender_of_small_messages_hears_of_a_peer_that_stays_away_and_of_one_that_cl
 
 #[test]
 fn a_peer_without_any_stream_is_an_error_at_the_limit() {
-    let settings = Settings { limit: Duration::from_millis(1500), ..settings() };
+    let settings = Settings { limit: SOON, ..settings() };
     let one = Flows::new(settings).expect("flows");
     let two = Flows::new(self::settings()).expect("flows");
     let ((send, _recv), relay) = relayed(&one, &two);
@@ -179,13 +181,13 @@ fn a_peer_without_any_stream_is_an_error_at_the_limit() {
 
 #[test]
 fn a_peer_that_is_silent_is_an_error_for_receives_too() {
-    let new = || Flows::new(Settings { limit: Duration::from_millis(1500), ..settings() });
+    let new = || Flows::new(Settings { limit: SOON, ..settings() });
     let (one, two) = (new().expect("flows"), new().expect("flows"));
     let (flow, relay) = relayed(&one, &two);
     let mut room = vec![0; 100];
     let receive = post_recv(&flow.1, &mut room).expect("a slot");
     // Both ends live, and the receive waits for longer than the limit.
-    std::thread::sleep(Duration::from_millis(4000));
+    std::thread::sleep(2 * SOON);
     assert!(matches!(flow.1.test(receive), Ok(None)));
     relay.cut(true);
     let error = until(|| flow.1.test(receive).err());

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{exchange, pair, pattern, post_recv, post_send, until};
+use common::{exchange, pair, pattern, post_recv, post_send, until, until_refused};
 use uccl_flow::{Connect, FlowError, Flows, Listener, MAX_OUTSTANDING, Settings, Slot};
 
 fn flows() -> Flows {
@@ -137,9 +137,7 @@ fn a_connection_needs_no_accept_and_a_closed_listener_refuses() {
     drop(listener);
     let short = Settings { limit: Duration::from_millis(300), ..Settings::default() };
     let short = Flows::new(short).expect("flows");
-    let mut connecting = Connect::begin(&short, &handle, 0).expect("an attempt");
-    let error = until(|| connecting.poll().err());
-    assert!(error.to_string().contains("listener is closed"), "{error}");
+    until_refused(&short, &handle, "listener is closed");
 }
 
 #[test]

@@ -133,7 +133,8 @@ fn four_links_all_carry_bytes() {
 fn a_slow_link_carries_its_share() {
     let Some(hosts) = Hosts::new() else { return };
     let addrs = links(&hosts, 2);
-    for (link, rate) in [("eth0", "400mbit"), ("eth1", "40mbit")] {
+    // Slower than a busy machine: its processors do not bound the faster one.
+    for (link, rate) in [("eth0", "200mbit"), ("eth1", "20mbit")] {
         let shape = format!("tc qdisc add dev {link} root tbf rate {rate} burst 64k latency 50ms");
         if !hosts.try_run(0, &shape) {
             eprintln!("skipped: lacks tc, or the kernel tbf: links of different speed");
@@ -144,9 +145,9 @@ fn a_slow_link_carries_its_share() {
     let joined = joined(&hosts, [&first, &second]);
     joined.wait_for_streams();
     // The speeds become known.
-    exchange(&joined.flow, (30, 1 << 20), |_| {});
+    exchange(&joined.flow, (20, 1 << 20), |_| {});
     let before = ["eth0", "eth1"].map(|link| hosts.sent(0, link));
-    exchange(&joined.flow, (100, 1 << 20), |_| {});
+    exchange(&joined.flow, (60, 1 << 20), |_| {});
     let sent = [0, 1].map(|at| hosts.sent(0, ["eth0", "eth1"][at]) - before[at]);
     assert!(sent[1] * 4 < sent[0], "a tenth of the speed: {sent:?}");
 }

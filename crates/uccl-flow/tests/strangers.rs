@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use common::{exchange, pair, pair_by, post_recv, until};
-use uccl_flow::{Connect, Flows, Handle, Listener, Psk, Settings};
+use common::{exchange, pair, pair_by, post_recv, until, until_refused};
+use uccl_flow::{Flows, Handle, Listener, Psk, Settings};
 use uccl_wire::flow::{FlowHead, FlowHello, FlowWelcome, HeadKind, Purpose, Status, WELCOME_LEN};
 
 fn flows() -> Flows {
@@ -37,7 +37,8 @@ fn greeted(flows: &Flows, hello: &FlowHello) -> Option<(FlowWelcome, TcpStream)>
 
 #[test]
 fn strangers_hold_up_nobody() {
-    let (one, two) = (with_key("a secret"), with_key("a secret"));
+    // Less than the time that a stranger has to greet.
+    let [one, two] = [(); 2].map(|()| with_key("a secret", Duration::from_secs(4)));
     // Some say nothing, some another protocol's words, some end at once.
     let silent: Vec<_> = (0..1000).map(|_| stranger(&two)).collect();
     for _ in 0..200 {
@@ -62,15 +63,18 @@ fn keys_of_others_are_refused() {
     }
 }
 
-fn with_key(secret: &str) -> Flows {
-    let limit = Duration::from_secs(2);
+/// Longer than anything takes that has to happen.
+const FAR: Duration = Duration::from_secs(40);
+
+fn with_key(secret: &str, limit: Duration) -> Flows {
     let psk = Psk::new(secret.as_bytes()).ok();
     Flows::new(Settings { threads: 2, psk, limit, ..Settings::default() }).expect("flows")
 }
 
 #[test]
 fn processes_with_the_same_key_meet_and_others_do_not() {
-    let (one, two) = (with_key("the job's secret"), with_key("the job's secret"));
+    let [one, two] = [(); 2].map(|()| with_key("the job's secret", FAR));
+    let soon = Duration::from_secs(1);
     let flow = pair(&one, &two);
     exchange(&flow, (4, 1 << 20), |_| {});
     exchange(&flow, (20, 1000), |_| {});
@@ -78,22 +82,17 @@ fn processes_with_the_same_key_meet_and_others_do_not() {
     for (secret, reason) in
         [("another", "its pre-shared key is another"), ("", "wants a pre-shared key")]
     {
-        let other = with_key(secret);
-        let mut connecting = Connect::begin(&other, listener.handle(), 0).expect("an attempt");
-        let error = until(|| connecting.poll().err()).to_string();
-        assert!(error.contains(reason), "{error}");
+        until_refused(&with_key(secret, soon), listener.handle(), reason);
     }
     assert!(listener.try_accept().expect("no error").is_none(), "nobody was taken");
-    let open = with_key("");
+    let (open, keyed) = (with_key("", FAR), with_key("the job's secret", soon));
     let listener = Listener::listen(&open, 0).expect("a listener");
-    let mut connecting = Connect::begin(&one, listener.handle(), 0).expect("an attempt");
-    let error = until(|| connecting.poll().err()).to_string();
-    assert!(error.contains("shows no pre-shared key"), "{error}");
+    until_refused(&keyed, listener.handle(), "shows no pre-shared key");
 }
 
 #[test]
 fn a_handle_alone_is_not_enough_where_there_is_a_key() {
-    let two = with_key("the job's secret");
+    let two = with_key("the job's secret", FAR);
     let listener = Listener::listen(&two, 0).expect("a listener");
     let key = listener.handle().nonce;
     let hello =

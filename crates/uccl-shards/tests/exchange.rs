@@ -1,7 +1,7 @@
 //! Publishers and readers of one process.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     thread,
     time::{Duration, Instant},
 };
@@ -154,9 +154,10 @@ fn a_version_arrives_whole_while_its_source_changes() {
         let publisher = publisher(&ends[0], &[part(&from)]);
         let reader = reader(&ends[1], &[part(&to)]);
         join(&[&publisher], &[&reader]);
-        let is_over = AtomicBool::new(false);
+        let (is_over, fetches) = (AtomicBool::new(false), AtomicU32::new(0));
         let retries = thread::scope(|scope| {
             scope.spawn(|| {
+                let (mut fetched, mut pause) = (0, Duration::ZERO);
                 for version in 1.. {
                     publisher.begin();
                     from.fill(version as u8);
@@ -164,8 +165,15 @@ fn a_version_arrives_whole_while_its_source_changes() {
                     if is_over.load(SeqCst) {
                         break;
                     }
-                    // Long enough for a fetch now and then, and short enough to interrupt others.
-                    thread::sleep(Duration::from_millis(version % 8));
+                    // A version lasts longer than the one before, until a fetch gets through: the
+                    // short ones interrupt fetches on every machine, and one is long enough.
+                    let now = fetches.load(SeqCst);
+                    pause = match fetched == now {
+                        true => pause * 5 / 4 + Duration::from_millis(1),
+                        false => Duration::ZERO,
+                    };
+                    fetched = now;
+                    thread::sleep(pause);
                 }
             });
             let mut retries = 0;
@@ -173,6 +181,7 @@ fn a_version_arrives_whole_while_its_source_changes() {
                 let fetched = reader.fetch(1, FAR, &mut Uninterrupted).expect("a whole version");
                 assert!(to.all(fetched.version as u8), "version {}", fetched.version);
                 retries += fetched.retries;
+                fetches.fetch_add(1, SeqCst);
             }
             is_over.store(true, SeqCst);
             retries

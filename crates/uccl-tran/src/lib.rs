@@ -84,6 +84,7 @@ mod congestion;
 pub mod control;
 mod loss;
 pub mod multipath;
+mod number_set;
 mod params;
 mod receiver;
 pub mod recovery;
@@ -91,6 +92,7 @@ mod rtt;
 mod sender;
 
 pub use congestion::Congestion;
+pub use number_set::NumberSet;
 pub use params::{Params, ParamsError};
 pub use receiver::{OutOfOrder, Receiver, Verdict};
 pub use sender::{AckError, Event, PacketNumber, SendError, Sender};

@@ -1,5 +1,6 @@
 //! The receiver's side of a flow: which bytes of chunks may land, and when a message has come.
 
+use uccl_tran::NumberSet;
 use uccl_wire::flow::FlowHead;
 
 /// The most messages before their receives; the sender has no more outstanding.
@@ -40,8 +41,8 @@ struct Receive {
     room: u64,
     /// The message's length, once a chunk has come.
     total: Option<u64>,
-    /// A bit for each chunk that has come.
-    come: Vec<u64>,
+    /// Chunks that have come.
+    come: NumberSet,
     /// Bytes that have come.
     bytes: u64,
     /// System calls that may write to its memory.
@@ -70,8 +71,8 @@ impl Inbox {
     pub(crate) fn post(&mut self, room: u64) -> u64 {
         let number = self.posted;
         self.posted += 1;
-        let empty = Receive { number, room, total: None, come: Vec::new(), bytes: 0, landing: 0 };
-        self.receives.push(empty);
+        let come = NumberSet::default();
+        self.receives.push(Receive { number, room, total: None, come, bytes: 0, landing: 0 });
         number
     }
 
@@ -118,7 +119,7 @@ impl Inbox {
         if *receive.total.get_or_insert(head.total) != head.total {
             return Verdict::Wrong("two chunks of a message name different lengths");
         }
-        if receive.has(chunk) {
+        if receive.come.has(chunk) {
             return Verdict::Repeat;
         }
         receive.landing += 1;
@@ -134,8 +135,7 @@ impl Inbox {
         };
         let receive = &mut self.receives[at];
         receive.landing = receive.landing.saturating_sub(1);
-        if is_whole && !receive.has(chunk) {
-            receive.set(chunk);
+        if is_whole && receive.come.insert(chunk) {
             receive.bytes += head.len;
         }
         let has_ended = receive.landing == 0 && receive.total == Some(receive.bytes);
@@ -192,20 +192,5 @@ impl Inbox {
             return Verdict::Wrong("more than agreed comes before its receives");
         }
         Verdict::Early
-    }
-}
-
-impl Receive {
-    fn has(&self, chunk: u64) -> bool {
-        let word = self.come.get((chunk / 64) as usize);
-        word.is_some_and(|word| word & (1 << (chunk % 64)) != 0)
-    }
-
-    fn set(&mut self, chunk: u64) {
-        let at = (chunk / 64) as usize;
-        if self.come.len() <= at {
-            self.come.resize(at + 1, 0);
-        }
-        self.come[at] |= 1 << (chunk % 64);
     }
 }

@@ -49,6 +49,26 @@ pub(crate) fn pair_by(
     (send, recv)
 }
 
+/// Connects to a listener that refuses, until it has said so: within the limit of one attempt its
+/// process may not have had a turn.
+pub(crate) fn until_refused(flows: &Flows, handle: &Handle, reason: &str) {
+    until(|| {
+        let mut connecting = Connect::begin(flows, handle, 0).expect("an attempt");
+        let error = until(|| match connecting.poll() {
+            Ok(None) => None,
+            Ok(Some(_)) => panic!("it is taken"),
+            Err(error) => Some(error.to_string()),
+        });
+        match error.contains(reason) {
+            true => Some(()),
+            false => {
+                eprintln!("{error}");
+                None
+            }
+        }
+    });
+}
+
 pub(crate) fn post_send(flow: &SendFlow, data: &[u8]) -> Option<Slot> {
     // SAFETY: the tests keep the data until the message has ended or the flow is closed.
     unsafe { flow.post(data.as_ptr(), data.len(), 0) }.expect("a flow without error")

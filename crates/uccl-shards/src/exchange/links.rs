@@ -9,11 +9,11 @@ use uccl_p2p::{
 use uccl_wire::advert::Advert;
 
 use super::{
+    bounds::Bounds,
     error::{Error, Result},
     manifest::Manifest,
     mark::Mark,
     memory::Memory,
-    waiting::Bounds,
     words::{Words, part},
 };
 use crate::plan::{Peer, Read};
@@ -78,7 +78,13 @@ impl Link {
         let time = if silence.is_zero() { bounds.left() } else { bounds.left().min(silence) };
         let time = Some(time.max(Duration::from_millis(1)));
         let reached = endpoint.reach(self.manifest.address, time, bounds);
-        reached.map_err(|e| bounds.error(e))
+        reached.map_err(|error| match bounds.left().is_zero() {
+            // The call's time was over before the rank's.
+            true if !matches!(error, uccl_p2p::Error::Interrupted) => {
+                bounds.timeout(format!("{:?} is not reached: {error}", self.peer))
+            }
+            _ => bounds.error(error),
+        })
     }
 
     /// The rank's mark; `None` while it changes.

@@ -7,10 +7,10 @@
 //! the version, the bytes are of that version: a publisher never publishes a version twice, and a
 //! reader passes bytes on only when it has checked them itself.
 
+mod bounds;
 mod catalogue;
 mod links;
 mod memory;
-mod waiting;
 mod words;
 
 pub(crate) mod error;

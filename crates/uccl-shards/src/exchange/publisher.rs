@@ -6,13 +6,13 @@ use parking_lot::Mutex;
 use uccl_p2p::{Endpoint, Interrupt};
 
 use super::{
+    bounds::Bounds,
     error::{Error, Result},
     manifest::Manifest,
     mark::{MAX_VERSION, Mark},
     memory::Memory,
     party::{Party, readers_of},
     shard::Shard,
-    waiting::Bounds,
 };
 use crate::plan::Peer;
 

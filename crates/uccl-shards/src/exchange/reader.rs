@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use uccl_p2p::{ConnId, Endpoint, Interrupt, PreparedTransfer};
 
 use super::{
+    bounds::Bounds,
     error::{Error, Result},
     links::{Link, run},
     manifest::Manifest,
@@ -18,7 +19,6 @@ use super::{
     party::{Party, readers_of},
     publisher::wait_taken,
     shard::Shard,
-    waiting::Bounds,
     words::Words,
 };
 use crate::plan::{Peer, TargetPlan};

@@ -6,7 +6,7 @@ use super::{
     Attempt, Chunk, Load, MultipathParams, PathAck,
     numbers::{NumberState, PathNumbers},
 };
-use crate::ParamsError;
+use crate::{NumberSet, ParamsError};
 
 /// The result of an attempt that has arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,9 +36,8 @@ struct Receive {
     room: u64,
     /// The message's length, once a chunk has come.
     total: Option<u64>,
-    /// A bit for each chunk that has come.
-    come: Vec<u64>,
-    chunks: u64,
+    /// Chunks that have come.
+    come: NumberSet,
     has_ended: bool,
 }
 
@@ -80,7 +79,7 @@ impl MultipathReceiver {
 
     /// Posts memory of so many bytes for the next message, and returns its number.
     pub fn post(&mut self, room: u64) -> u64 {
-        let empty = Receive { room, total: None, come: Vec::new(), chunks: 0, has_ended: false };
+        let empty = Receive { room, total: None, come: NumberSet::default(), has_ended: false };
         self.receives.push_back(empty);
         self.first + self.receives.len() as u64 - 1
     }
@@ -190,7 +189,7 @@ impl MultipathReceiver {
         if receive.total.is_some_and(|total| total != chunk.total) {
             return ChunkVerdict::Wrong("two chunks of a message name different lengths");
         }
-        match receive.has(chunk.offset / chunk_len) {
+        match receive.come.has(chunk.offset / chunk_len) {
             true => ChunkVerdict::Repeat,
             false => ChunkVerdict::Place,
         }
@@ -200,9 +199,8 @@ impl MultipathReceiver {
         let chunk_len = u64::from(self.params.chunk_len);
         let Some(receive) = self.receive(chunk.message) else { return };
         receive.total = Some(chunk.total);
-        receive.set(chunk.offset / chunk_len);
-        receive.chunks += 1;
-        if receive.chunks == chunk.total.div_ceil(chunk_len).max(1) {
+        receive.come.insert(chunk.offset / chunk_len);
+        if receive.come.len() == chunk.total.div_ceil(chunk_len).max(1) {
             receive.has_ended = true;
             self.ended.push_back(chunk.message);
             self.drop_ended();
@@ -228,21 +226,6 @@ impl MultipathReceiver {
         } else if !was_waiting {
             self.delayed.push_back((now_ns + self.params.ack_delay_ns, attempt.path));
         }
-    }
-}
-
-impl Receive {
-    fn has(&self, chunk: u64) -> bool {
-        let word = self.come.get((chunk / 64) as usize);
-        word.is_some_and(|word| word & (1 << (chunk % 64)) != 0)
-    }
-
-    fn set(&mut self, chunk: u64) {
-        let at = (chunk / 64) as usize;
-        if self.come.len() <= at {
-            self.come.resize(at + 1, 0);
-        }
-        self.come[at] |= 1 << (chunk % 64);
     }
 }
 

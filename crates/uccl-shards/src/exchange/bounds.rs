@@ -77,8 +77,12 @@ impl<'a> Bounds<'a> {
     ) -> Result<T> {
         let mut pause = FIRST_PAUSE;
         loop {
-            if let Some(answer) = look(self)? {
-                return Ok(answer);
+            match look(self) {
+                Ok(None) => {}
+                Ok(Some(answer)) => return Ok(answer),
+                // The look itself was too long. Its caller wants to know of the answer.
+                Err(Error::Timeout { .. }) => return Err(self.timeout(reason())),
+                Err(error) => return Err(error),
             }
             self.check(&reason)?;
             sleep(pause.min(self.left()));
