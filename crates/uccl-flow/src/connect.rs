@@ -14,6 +14,7 @@ use crate::{
     outlet::FlowName,
     pairs::{Pairs, routes},
     race::{Race, Winner},
+    ring::RingSender,
     send::SendFlow,
     socket,
 };
@@ -94,7 +95,21 @@ impl Connect {
         tracing::debug!("a flow to {peer} goes from {:?}", stream.local_addr());
         let bundle = self.flows.shared().join(&peer, welcome.key, || self.pairs());
         let name = FlowName { flow: self.hello.flow, to };
-        Ok(SendFlow::new(self.flows.clone(), stream, bundle, name))
+        Ok(SendFlow::new(self.flows.clone(), stream, bundle, name, self.ring()))
+    }
+
+    /// A ring to a process of the same host, if it is asked for.
+    fn ring(&self) -> Option<RingSender> {
+        let network = self.flows.shared().network;
+        let is_same_host = network != [0; 16] && self.handle.network == network;
+        if !is_same_host || !self.flows.settings().local {
+            return None;
+        }
+        let made = random().and_then(|token| {
+            let ring = RingSender::new(u64::from_le_bytes(token));
+            ring.map_err(FlowError::system("memory for a ring"))
+        });
+        made.inspect_err(|error| tracing::info!("a flow goes without a ring: {error}")).ok()
     }
 
     /// The pairs of addresses of all devices, for streams of chunks.

@@ -41,7 +41,7 @@ impl fmt::Display for PeerCounters {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Traffic {
     /// Messages that their user's thread carried itself, in one system call where the socket had
-    /// room.
+    /// room, or by a ring.
     pub small_messages: u64,
     /// Bytes of these.
     pub small_bytes: u64,
