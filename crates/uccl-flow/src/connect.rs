@@ -98,11 +98,15 @@ impl Connect {
         Ok(SendFlow::new(self.flows.clone(), stream, bundle, name, self.ring()))
     }
 
+    /// Whether the listener's process is of the same kernel and network namespace.
+    fn is_local(&self) -> bool {
+        let network = self.flows.shared().network;
+        network != [0; 16] && self.handle.network == network
+    }
+
     /// A ring to a process of the same host, if it is asked for.
     fn ring(&self) -> Option<RingSender> {
-        let network = self.flows.shared().network;
-        let is_same_host = network != [0; 16] && self.handle.network == network;
-        if !is_same_host || !self.flows.settings().local {
+        if !self.is_local() || !self.flows.settings().local {
             return None;
         }
         let made = random().and_then(|token| {
@@ -115,7 +119,7 @@ impl Connect {
     /// The pairs of addresses of all devices, for streams of chunks.
     fn pairs(&self) -> Pairs {
         let all = self.flows.settings().devices.iter().flat_map(|device| &device.addrs);
-        Pairs::new(&all.copied().collect::<Vec<_>>(), &self.handle)
+        Pairs::new(&all.copied().collect::<Vec<_>>(), &self.handle, self.is_local())
     }
 
     fn unreachable(&self, waited: Duration) -> FlowError {

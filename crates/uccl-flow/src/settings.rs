@@ -24,7 +24,9 @@ pub struct Settings {
     pub ports: RangeInclusive<u16>,
     /// Threads that carry large messages.
     pub threads: usize,
-    /// Streams for large messages from this process to each other one.
+    /// The most streams for large messages from this process to each other one. Within a host all
+    /// are used. Between hosts there are four at first, or one for each pair of addresses, and more
+    /// while that helps.
     pub streams: usize,
     /// The longest message, in bytes, that the thread carries that posts it. Longer ones are cut
     /// into chunks for the streams that all flows share.
