@@ -28,6 +28,7 @@ CASES = {
     "socket": ("socket", {}),
     "uccl": ("uccl", {}),
     "untuned": ("uccl", {"UCCL_NCCL_TUNER": "0"}),
+    "local": ("uccl", {"UCCL_NCCL_LOCAL": "1"}),
     "24000": ("uccl", {"UCCL_NCCL_SPEED_MBPS": "24000"}),
     "96000": ("uccl", {"UCCL_NCCL_SPEED_MBPS": "96000"}),
     "40000": ("uccl", {"UCCL_NCCL_SPEED_MBPS": "40000"}),

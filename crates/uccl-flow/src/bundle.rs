@@ -24,7 +24,7 @@ use self::{outbox::Source, state::State};
 use crate::{
     attempt::Route,
     bell::Bell,
-    core::{Params, Part, Paths},
+    core::{Params, Part, Paths, WidthParams},
     counters::PeerCounters,
     error::{FlowError, Peer},
     pairs::Pairs,
@@ -60,6 +60,8 @@ pub(crate) struct Bundle {
     holders: AtomicUsize,
     /// The thread that the next chunk wakes.
     next_bell: AtomicUsize,
+    /// The first streams, so many, are to be open.
+    wanted: AtomicUsize,
     bells: Vec<Arc<Bell>>,
     chunk_len: u64,
 }
@@ -72,8 +74,10 @@ impl Bundle {
         greatest_rate: Arc<AtomicU64>,
     ) -> Self {
         let chunk_len = settings.chunk_len as u64;
+        let first = target.pairs.first_streams(settings.streams);
         let params = Params {
             streams: settings.streams,
+            width: WidthParams { first, sample_us: 100_000, pause_us: 5_000_000 },
             chunk_len,
             early_len: Params::early_len(chunk_len),
             late_us: 10_000,
@@ -89,6 +93,7 @@ impl Bundle {
             users: AtomicUsize::new(0),
             holders: AtomicUsize::new(0),
             next_bell: AtomicUsize::new(0),
+            wanted: AtomicUsize::new(first),
             bells,
             chunk_len,
         }
@@ -226,7 +231,17 @@ impl Bundle {
             return Err(format!("{head:?} is no note that can be"));
         }
         state.act(&self.target.peer, now_us);
+        let wanted = state.scheduler.wanted();
+        drop(state);
+        if wanted > self.wanted.fetch_max(wanted, Ordering::Relaxed) {
+            self.wake_all();
+        }
         Ok(())
+    }
+
+    /// Whether a stream is to be open.
+    pub(crate) fn wants(&self, stream: usize) -> bool {
+        stream < self.wanted.load(Ordering::Relaxed)
     }
 
     /// Time has passed. True while there is work.
@@ -260,6 +275,9 @@ impl Bundle {
 
     /// The pair of addresses over which a stream is to be opened; `None` if it should wait.
     pub(crate) fn choose_route(&self, stream: usize) -> Option<Route> {
+        if !self.wants(stream) {
+            return None;
+        }
         let now_us = self.now_us();
         let at = self.state.lock().paths.choose(stream, now_us)?;
         self.target.pairs.routes.get(at).copied()

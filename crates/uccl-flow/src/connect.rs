@@ -14,6 +14,7 @@ use crate::{
     outlet::FlowName,
     pairs::{Pairs, routes},
     race::{Race, Winner},
+    ring::RingSender,
     send::SendFlow,
     socket,
 };
@@ -94,13 +95,31 @@ impl Connect {
         tracing::debug!("a flow to {peer} goes from {:?}", stream.local_addr());
         let bundle = self.flows.shared().join(&peer, welcome.key, || self.pairs());
         let name = FlowName { flow: self.hello.flow, to };
-        Ok(SendFlow::new(self.flows.clone(), stream, bundle, name))
+        Ok(SendFlow::new(self.flows.clone(), stream, bundle, name, self.ring()))
+    }
+
+    /// Whether the listener's process is of the same kernel and network namespace.
+    fn is_local(&self) -> bool {
+        let network = self.flows.shared().network;
+        network != [0; 16] && self.handle.network == network
+    }
+
+    /// A ring to a process of the same host, if it is asked for.
+    fn ring(&self) -> Option<RingSender> {
+        if !self.is_local() || !self.flows.settings().local {
+            return None;
+        }
+        let made = random().and_then(|token| {
+            let ring = RingSender::new(u64::from_le_bytes(token));
+            ring.map_err(FlowError::system("memory for a ring"))
+        });
+        made.inspect_err(|error| tracing::info!("a flow goes without a ring: {error}")).ok()
     }
 
     /// The pairs of addresses of all devices, for streams of chunks.
     fn pairs(&self) -> Pairs {
         let all = self.flows.settings().devices.iter().flat_map(|device| &device.addrs);
-        Pairs::new(&all.copied().collect::<Vec<_>>(), &self.handle)
+        Pairs::new(&all.copied().collect::<Vec<_>>(), &self.handle, self.is_local())
     }
 
     fn unreachable(&self, waited: Duration) -> FlowError {

@@ -21,6 +21,11 @@
 //!    that.
 //! 6. When nothing has moved for the limit while something is under way, all fails.
 //!
+//! # The number of streams
+//!
+//! A [`Scheduler`] begins with few streams, and tries more while that helps ([`width`]). Those
+//! beyond the number rest: they stay open, and take the places of streams that have ended.
+//!
 //! # The own stream of a flow
 //!
 //! The sender keeps the bytes that its receiver may lack ([`History`]). A [`Watch`] has the
@@ -39,6 +44,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod watch;
+mod width;
 
 pub(crate) use history::History;
 pub(crate) use inbox::{Inbox, Verdict};
@@ -46,3 +52,4 @@ pub(crate) use params::Params;
 pub(crate) use paths::Paths;
 pub(crate) use scheduler::{Action, Part, Scheduler};
 pub(crate) use watch::{Step, Watch, WatchParams, WatchView};
+pub(crate) use width::WidthParams;

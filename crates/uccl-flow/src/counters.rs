@@ -9,11 +9,13 @@ use crate::error::Peer;
 pub struct PeerCounters {
     /// The other process.
     pub peer: Peer,
-    /// Streams that are open.
+    /// Streams that carry bytes: as many as help.
+    pub streams: usize,
+    /// Streams that are open, also those that rest.
     pub open_streams: usize,
     /// Bytes that streams were given, repeats too.
     pub bytes: u64,
-    /// Bytes of the stream that was given the fewest.
+    /// Bytes of the stream that was given the fewest, of those that carry bytes.
     pub slowest_bytes: u64,
     /// Chunks that were sent more than once.
     pub repeated_chunks: u64,
@@ -41,7 +43,7 @@ impl fmt::Display for PeerCounters {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Traffic {
     /// Messages that their user's thread carried itself, in one system call where the socket had
-    /// room.
+    /// room, or by a ring.
     pub small_messages: u64,
     /// Bytes of these.
     pub small_bytes: u64,

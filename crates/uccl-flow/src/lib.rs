@@ -14,10 +14,11 @@
 //! happened, and each makes progress. A flow has at most [`MAX_OUTSTANDING`] requests.
 //!
 //! The thread that calls `post` and `test` carries a small message itself, over the flow's own
-//! stream. No other thread has a part in that.
+//! stream or, on one host, by a ring in shared memory. No other thread has a part in that.
 //!
 //! An error of a flow is its end: all calls give the same error from there on.
 
+mod ahead;
 mod arrivals;
 mod attempt;
 mod bell;
@@ -30,6 +31,7 @@ mod flows;
 mod io;
 mod keep;
 mod listener;
+mod local_ring;
 mod outlet;
 mod own_stream;
 mod pairs;
@@ -37,6 +39,7 @@ mod port;
 mod race;
 mod rate;
 mod recv;
+mod ring;
 mod send;
 mod settings;
 mod shared;

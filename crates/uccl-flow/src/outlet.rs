@@ -11,6 +11,7 @@ use crate::{
     counters::Traffic,
     error::{Backlog, FlowError, Peer},
     own_stream::OwnStream,
+    ring::RingSender,
     slots::{Order, Slots},
     socket::Span,
 };
@@ -25,6 +26,10 @@ pub(crate) struct FlowName {
 /// The state of a sending flow. The thread that keeps own streams alive shares it.
 pub(crate) struct SendState {
     pub(crate) own: OwnStream,
+    /// The other way of small messages, to a process of the same host.
+    ring: Option<RingSender>,
+    /// Bytes that the receiver had taken out of the ring when that ended.
+    taken: u64,
     pub(crate) slots: Slots<Message>,
     /// Messages of which bytes are left to be sent.
     pub(crate) queue: Order,
@@ -37,8 +42,10 @@ pub(crate) struct SendState {
 pub(crate) struct Message {
     pub(crate) head: [u8; HEAD_LEN],
     pub(crate) payload: Span,
-    /// Bytes of head and payload that have been sent over the own stream.
+    /// Bytes of head and payload that have been sent over the own stream or by the ring.
     pub(crate) sent: usize,
+    /// It goes by the ring.
+    pub(crate) is_local: bool,
     /// The streams of the bundle carry it.
     pub(crate) is_large: bool,
 }
@@ -54,9 +61,16 @@ impl Message {
 }
 
 impl SendState {
-    pub(crate) fn new(stream: TcpStream, small_max: usize) -> Self {
+    /// The state of a new flow. Its ring, if it has one, is named over its stream.
+    pub(crate) fn new(stream: TcpStream, small_max: usize, ring: Option<RingSender>) -> Self {
+        let mut own = OwnStream::new(stream, small_max);
+        if let Some(ring) = &ring {
+            own.tell(&ring.note());
+        }
         Self {
-            own: OwnStream::new(stream, small_max),
+            own,
+            ring,
+            taken: 0,
             slots: Slots::new(),
             queue: Order::new(),
             next: 0,
@@ -65,8 +79,13 @@ impl SendState {
         }
     }
 
-    /// Sends as much as the socket takes.
-    pub(crate) fn flush(&mut self) -> Result<(), FlowError> {
+    /// Whether messages may go by a ring.
+    pub(crate) fn has_ring(&mut self) -> bool {
+        self.ring.as_mut().is_some_and(RingSender::is_open)
+    }
+
+    /// Sends as much as the socket and the ring take.
+    pub(crate) fn flush(&mut self, peer: &Peer) -> Result<(), FlowError> {
         while let Some(index) = self.queue.front() {
             let Some(message) = self.slots.at(index) else {
                 self.queue.pop();
@@ -74,11 +93,22 @@ impl SendState {
             };
             let head = Span::of(&message.head).after(message.sent);
             let payload = message.payload.after(message.sent.saturating_sub(HEAD_LEN));
-            // SAFETY: the head lives in the slot; the caller of `post` keeps the payload readable.
-            let Some(count) = (unsafe { self.own.send(head, payload) }) else {
-                return self.check();
+            let sent = match self.ring.as_mut().filter(|_| message.is_local) {
+                // SAFETY: the head lives in the slot; the caller of `post` keeps the payload
+                // readable.
+                Some(ring) => unsafe { ring.send(&[head, payload]) },
+                // SAFETY: as above.
+                None => Ok(unsafe { self.own.send(head, payload) }),
             };
-            message.sent += count;
+            match sent {
+                Ok(Some(count)) => message.sent += count,
+                Ok(None) => return self.check(),
+                Err(error) => {
+                    let what = format!("its ring: {error}");
+                    self.end(FlowError::Protocol { peer: peer.clone(), what });
+                    return self.check();
+                }
+            }
             if message.is_sent() {
                 self.queue.pop();
             }
@@ -98,16 +128,30 @@ impl SendState {
         self.failure.is_some()
     }
 
-    /// Whether bytes of the own stream are to come that the receiver is not known to have.
+    /// Whether bytes are to come that the receiver is not known to have.
     pub(crate) fn has_work(&self) -> bool {
-        self.queue.front().is_some() || self.own.history().unconfirmed() > 0
+        let is_ring_empty = self.ring.as_ref().is_none_or(RingSender::is_empty);
+        self.queue.front().is_some() || self.own.history().unconfirmed() > 0 || !is_ring_empty
     }
 
-    /// Cuts the messages, but for the rest of one that has begun, and says the end.
+    /// Whether some of these are the own stream's.
+    pub(crate) fn has_stream_work(&mut self) -> bool {
+        let front = self.queue.front().and_then(|index| self.slots.at(index));
+        front.is_some_and(|message| !message.is_local) || self.own.history().unconfirmed() > 0
+    }
+
+    /// Bytes that the receiver is known to have, of the own stream and the ring.
+    pub(crate) fn confirmed(&self) -> u64 {
+        self.own.history().confirmed() + self.ring.as_ref().map_or(self.taken, RingSender::taken)
+    }
+
+    /// Cuts the messages, but for the rest of one that has begun on the own stream, and says the
+    /// end.
     pub(crate) fn finish(&mut self) {
         let mut rest = [Span::EMPTY; 2];
         if let Some(message) = self.queue.front().and_then(|index| self.slots.at(index))
             && message.sent > 0
+            && !message.is_local
         {
             let payload = message.payload.after(message.sent.saturating_sub(HEAD_LEN));
             rest = [Span::of(&message.head).after(message.sent), payload];
@@ -116,6 +160,7 @@ impl SendState {
         // the flow is closed.
         unsafe { self.own.finish(rest) };
         self.queue = Order::new();
+        self.taken = self.ring.take().map_or(0, |ring| ring.taken());
     }
 
     /// The peer is out of reach. `silent`: for so long.
@@ -132,6 +177,7 @@ impl SendState {
 
     fn end(&mut self, failure: FlowError) {
         self.own.abandon();
+        self.ring = None;
         self.failure.get_or_insert(failure);
     }
 

@@ -91,6 +91,12 @@ impl OwnStream {
         }
     }
 
+    /// Sends a note. It is part of the stream, and goes again as messages do.
+    pub(crate) fn tell(&mut self, note: &FlowHead) {
+        self.history.append(&note.encode());
+        self.push();
+    }
+
     /// Sends the bytes that go again. False if some are left, or there is no stream.
     pub(crate) fn push(&mut self) -> bool {
         while let Some(socket) = &self.socket {
@@ -172,8 +178,7 @@ impl OwnStream {
             self.history.append(unsafe { part.bytes() });
         }
         self.end = Some(self.history.end());
-        self.history.append(&FlowHead::note(HeadKind::End, 0, 0).encode());
-        self.push();
+        self.tell(&FlowHead::note(HeadKind::End, 0, 0));
     }
 
     /// Whether the note of the end has been kept, so that the flow lives until the receiver has it.
@@ -186,5 +191,43 @@ impl OwnStream {
     pub(crate) fn is_finished(&self) -> bool {
         let has_all = self.end.is_some_and(|end| self.history.confirmed() >= end);
         has_all && self.is_up() && self.history.unsent().is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read,
+        net::{Ipv4Addr, TcpListener},
+    };
+
+    use super::*;
+
+    fn ends() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let addr = listener.local_addr().expect("an address");
+        let near = TcpStream::connect(addr).expect("a connection");
+        (near, listener.accept().expect("a connection").0)
+    }
+
+    #[test]
+    fn a_note_is_a_part_of_the_stream_and_goes_again() {
+        let (near, mut far) = ends();
+        let mut own = OwnStream::new(near, 1000);
+        let note = FlowHead { offset: 7, ..FlowHead::note(HeadKind::Ring, 0, 5) };
+        own.tell(&note);
+        let mut came = [0; HEAD_LEN];
+        far.read_exact(&mut came).expect("the note");
+        assert_eq!((came, own.history().end()), (note.encode(), HEAD_LEN as u64));
+        let (near, mut far) = ends();
+        own.lose("a test");
+        assert!(own.resume(near, 0), "the receiver has not read it");
+        far.read_exact(&mut came).expect("the note");
+        assert_eq!(came, note.encode());
+        let (near, mut far) = ends();
+        own.lose("a test");
+        assert!(own.resume(near, HEAD_LEN as u64), "the receiver has read it");
+        drop(own);
+        assert_eq!(far.read(&mut came).expect("the end"), 0, "it does not come twice");
     }
 }

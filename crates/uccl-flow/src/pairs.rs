@@ -12,12 +12,17 @@ pub(crate) struct Pairs {
     pub(crate) routes: Vec<Route>,
     /// From here on the kernel chooses this side's address.
     pub(crate) spare: usize,
+    /// The processes are of one host.
+    pub(crate) is_local: bool,
 }
+
+/// Streams between two hosts at first; more are tried.
+const FIRST_STREAMS: usize = 4;
 
 impl Pairs {
     /// Pairs of this side's addresses and the handle's: first each address with one of the other
     /// side's, by their order, so that few streams are enough for every device; then the others.
-    pub(crate) fn new(own: &[IpAddr], handle: &Handle) -> Self {
+    pub(crate) fn new(own: &[IpAddr], handle: &Handle, is_local: bool) -> Self {
         let mut found = Vec::new();
         let theirs: Vec<_> = handle.sockets().collect();
         for class in [Class::Loopback4, Class::Loopback6, Class::Four, Class::Six] {
@@ -34,7 +39,14 @@ impl Pairs {
             .collect();
         let spare = routes.len();
         routes.extend(theirs.iter().map(|to| (None, *to)));
-        Self { routes, spare }
+        let is_local = is_local || theirs.iter().all(|to| to.ip().is_loopback());
+        Self { routes, spare, is_local }
+    }
+
+    /// Streams at first, of so many at most: one for each pair at least. Within a host streams cost
+    /// and limit nothing, and all are used.
+    pub(crate) fn first_streams(&self, most: usize) -> usize {
+        if self.is_local { most } else { most.min(FIRST_STREAMS.max(self.spare)) }
     }
 }
 
@@ -102,7 +114,7 @@ mod tests {
             addrs: theirs.iter().map(parse).collect(),
             port: 9,
         };
-        Pairs::new(&own.iter().map(parse).collect::<Vec<_>>(), &handle)
+        Pairs::new(&own.iter().map(parse).collect::<Vec<_>>(), &handle, false)
     }
 
     fn texts(pairs: &Pairs) -> Vec<String> {
@@ -118,6 +130,15 @@ mod tests {
         assert_eq!(texts(&found), wanted);
         assert_eq!(found.routes.len(), 6);
         assert!(found.routes[4..].iter().all(|(from, _)| from.is_none()));
+    }
+
+    #[test]
+    fn streams_begin_with_one_for_each_pair() {
+        let one = pairs(&["10.0.0.1"], &["10.0.0.2"]);
+        assert_eq!([2, 8, 64].map(|most| one.first_streams(most)), [2, 4, 4]);
+        let many = ["10.0.0.1", "10.1.0.1", "10.2.0.1"];
+        assert_eq!(pairs(&many, &many).first_streams(8), 8);
+        assert_eq!(pairs(&["127.0.0.1"], &["127.0.0.1"]).first_streams(64), 64);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The receiving end of a flow.
 
+mod local;
+
 use std::sync::Arc;
 
 use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
@@ -77,8 +79,11 @@ impl RecvFlow {
     /// The flow's error, or that there is no such request.
     pub fn test(&self, slot: Slot) -> Result<Option<usize>, FlowError> {
         let mut state = self.sink.state.lock();
-        if !state.slots.get(slot)?.is_done {
+        let is_done = state.slots.get(slot)?.is_done;
+        if !is_done {
             state.check()?;
+        }
+        if !is_done || state.ring.takes_extra_look() {
             let progress = progress(&self.sink, &mut state);
             if !state.slots.get(slot)?.is_done {
                 return progress.map(|()| None);
@@ -127,8 +132,13 @@ impl Drop for RecvFlow {
     }
 }
 
-/// Takes the bytes that were read ahead, and those of the own stream.
+/// Takes messages of the ring and, when it has its turn, of the own stream.
 fn progress(sink: &Sink, state: &mut SinkState) -> Result<(), FlowError> {
+    if local::progress(sink, state)? { progress_stream(sink, state) } else { Ok(()) }
+}
+
+/// Takes the bytes that were read ahead, and those of the own stream.
+fn progress_stream(sink: &Sink, state: &mut SinkState) -> Result<(), FlowError> {
     loop {
         if !take_ahead(sink, state)? {
             return Ok(());
@@ -174,6 +184,12 @@ fn take_ahead(sink: &Sink, state: &mut SinkState) -> Result<bool, FlowError> {
                     Ok(head) => head,
                     Err(error) => return Err(state.end(sink.protocol(error.to_string()))),
                 };
+                if head.kind == HeadKind::Ring {
+                    state.ahead.take(HEAD_LEN);
+                    local::open(sink, state, &head);
+                    continue;
+                }
+                state.ring.end_wait();
                 match head.kind {
                     HeadKind::Ping => {
                         state.ahead.take(HEAD_LEN);
@@ -181,6 +197,8 @@ fn take_ahead(sink: &Sink, state: &mut SinkState) -> Result<bool, FlowError> {
                         continue;
                     }
                     HeadKind::End => {
+                        // The peer has put its messages into the ring before.
+                        local::take(sink, state)?;
                         let (peer, outstanding) = (sink.peer.clone(), state.outstanding());
                         if outstanding.requests == 0 {
                             return Ok(false);
@@ -188,7 +206,12 @@ fn take_ahead(sink: &Sink, state: &mut SinkState) -> Result<bool, FlowError> {
                         return Err(state.end(FlowError::PeerClosed { peer, outstanding }));
                     }
                     _ if head.message >= state.inbox.posted() => return Ok(false),
-                    _ => begin(sink, state, &head)?,
+                    _ => {
+                        state.ahead.take(HEAD_LEN);
+                        let index = begin(sink, state, &head)?;
+                        state.begun = Some(index);
+                        index
+                    }
                 }
             }
         };
@@ -223,9 +246,8 @@ fn confirm(state: &mut SinkState) -> Result<(), FlowError> {
     }
 }
 
-/// Begins a message on the own stream: the place of its slot.
+/// Begins a message that comes in one piece: the place of its slot.
 fn begin(sink: &Sink, state: &mut SinkState, head: &FlowHead) -> Result<usize, FlowError> {
-    state.ahead.take(HEAD_LEN);
     if head.kind != HeadKind::Message || !state.inbox.end_whole(head.message) {
         return Err(state.end(sink.protocol(format!("{head:?} is out of turn"))));
     }
@@ -239,6 +261,5 @@ fn begin(sink: &Sink, state: &mut SinkState, head: &FlowHead) -> Result<usize, F
         }
         receive.total = head.total as usize;
     }
-    state.begun = Some(index);
     Ok(index)
 }

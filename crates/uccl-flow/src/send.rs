@@ -14,6 +14,8 @@ use crate::{
     flows::Flows,
     keep::KeptFlow,
     outlet::{FlowName, Message, SendState},
+    ring::RingSender,
+    settings::Settings,
     slots::Slot,
     socket::Span,
 };
@@ -34,9 +36,10 @@ impl SendFlow {
         stream: TcpStream,
         bundle: Arc<Bundle>,
         name: FlowName,
+        ring: Option<RingSender>,
     ) -> Self {
         let flow = name.flow;
-        let state = SendState::new(stream, flows.settings().small_max);
+        let state = SendState::new(stream, flows.settings().small_max, ring);
         bundle.add(flow);
         let state = Arc::new(Mutex::new(state));
         let kept = KeptFlow { state: Arc::clone(&state), bundle: Arc::clone(&bundle), name };
@@ -68,7 +71,7 @@ impl SendFlow {
         let mut state = self.state.lock();
         state.check()?;
         if state.slots.is_full() {
-            state.flush()?;
+            state.flush(self.peer())?;
             return Ok(None);
         }
         let total = len as u64;
@@ -76,8 +79,9 @@ impl SendFlow {
         let kind = HeadKind::Message;
         let head = FlowHead { kind, tag, flow, message, total, offset: 0, len: total };
         let payload = Span { addr: ptr.cast_mut(), len };
-        let is_large = len > self.flows.settings().small_max;
-        let message = Message { head: head.encode(), payload, sent: 0, is_large };
+        let is_local = len <= Settings::LOCAL_MAX && state.has_ring();
+        let is_large = !is_local && len > self.flows.settings().small_max;
+        let message = Message { head: head.encode(), payload, sent: 0, is_local, is_large };
         let Some(slot) = state.slots.insert(message) else { return Ok(None) };
         state.next += 1;
         if is_large {
@@ -87,7 +91,7 @@ impl SendFlow {
         } else {
             state.traffic.add_small(len);
             state.queue.push(slot.index());
-            state.flush()?;
+            state.flush(self.peer())?;
         }
         Ok(Some(slot))
     }
@@ -104,7 +108,7 @@ impl SendFlow {
             if let Some(failure) = self.outbox.failure.lock().clone() {
                 return Err(state.failure.get_or_insert(failure).clone());
             }
-            state.flush()?;
+            state.flush(self.peer())?;
         }
         if !self.has_ended(&state, slot)? {
             return Ok(None);

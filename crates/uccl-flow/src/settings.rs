@@ -24,11 +24,16 @@ pub struct Settings {
     pub ports: RangeInclusive<u16>,
     /// Threads that carry large messages.
     pub threads: usize,
-    /// Streams for large messages from this process to each other one.
+    /// The most streams for large messages from this process to each other one. Within a host all
+    /// are used. Between hosts there are four at first, or one for each pair of addresses, and more
+    /// while that helps.
     pub streams: usize,
     /// The longest message, in bytes, that the thread carries that posts it. Longer ones are cut
     /// into chunks for the streams that all flows share.
     pub small_max: usize,
+    /// Whether messages of up to [`LOCAL_MAX`](Self::LOCAL_MAX) bytes go by rings in shared memory
+    /// to processes of the same host. Both ends must ask for it. A ring has 1 MiB.
+    pub local: bool,
     /// Bytes of a chunk.
     pub chunk_len: usize,
     /// The time for which a thread looks for work before it sleeps. Waking one takes 20 to 50
@@ -50,6 +55,7 @@ impl Default for Settings {
             threads: (cpus / 2).clamp(1, 4),
             streams: 8,
             small_max: 32 << 10,
+            local: false,
             chunk_len: 128 << 10,
             spin: Duration::from_micros(if cpus >= 8 { 50 } else { 0 }),
             limit: Duration::from_secs(10),
@@ -59,6 +65,9 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// The longest message, in bytes, that goes by a ring.
+    pub const LOCAL_MAX: usize = 128 << 10;
+
     /// The reason why these settings cannot be; `None` if they can.
     pub(crate) fn refusal(&self) -> Option<&'static str> {
         let checks = [

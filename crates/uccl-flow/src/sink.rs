@@ -10,15 +10,14 @@ use parking_lot::{Mutex, MutexGuard};
 use uccl_wire::flow::FlowHead;
 
 use crate::{
+    ahead::Ahead,
     core::{Inbox, Params, Verdict},
     counters::Traffic,
     error::{Backlog, FlowError, Peer},
+    local_ring::LocalRing,
     slots::{Slot, Slots},
     socket::Span,
 };
-
-/// Bytes that are read ahead of the receives.
-const AHEAD_LEN: usize = 64 << 10;
 
 /// The receiving end of a flow.
 pub(crate) struct Sink {
@@ -41,6 +40,8 @@ pub(crate) struct SinkState {
     pub(crate) is_dry: bool,
     /// The message on the own stream that has begun: the place of its slot.
     pub(crate) begun: Option<usize>,
+    /// The other way of small messages, from a process of the same host.
+    pub(crate) ring: LocalRing,
     pub(crate) failure: Option<FlowError>,
     pub(crate) last_progress: Instant,
     pub(crate) traffic: Traffic,
@@ -58,19 +59,12 @@ pub(crate) struct NewReceive {
     pub(crate) is_large: bool,
 }
 
-/// Bytes that were read ahead.
-pub(crate) struct Ahead {
-    bytes: Box<[u8]>,
-    start: usize,
-    end: usize,
-}
-
 pub(crate) struct Receive {
     pub(crate) number: u64,
     pub(crate) memory: Span,
     /// The message's length, once it is known.
     pub(crate) total: usize,
-    /// Bytes that have come over the own stream.
+    /// Bytes that have come over the own stream or by the ring.
     pub(crate) received: usize,
     pub(crate) is_done: bool,
 }
@@ -90,17 +84,22 @@ pub(crate) enum Place {
 unsafe impl Send for SinkState {}
 
 impl Sink {
-    pub(crate) fn new(stream: TcpStream, peer: Peer, flow: u64, chunk_len: u64) -> Arc<Self> {
-        let bytes = vec![0; AHEAD_LEN].into_boxed_slice();
+    pub(crate) fn new(
+        stream: TcpStream,
+        peer: Peer,
+        (flow, chunk_len): (u64, u64),
+        ring: LocalRing,
+    ) -> Arc<Self> {
         let state = SinkState {
             stream: Some(stream),
             slots: Slots::new(),
             inbox: Inbox::new(chunk_len, Params::early_len(chunk_len)),
-            ahead: Ahead { bytes, start: 0, end: 0 },
+            ahead: Ahead::new(),
             received: 0,
             round: 0,
             is_dry: false,
             begun: None,
+            ring,
             failure: None,
             last_progress: Instant::now(),
             traffic: Traffic::default(),
@@ -172,10 +171,11 @@ impl Sink {
     }
 
     /// The peer has closed all its streams: ends the flow if it waits and has no stream either.
+    /// Messages in the ring are still for its user to take.
     pub(crate) fn give_up_closed(&self) {
         let mut state = self.state.lock();
         let outstanding = state.outstanding();
-        if state.stream.is_none() && outstanding.requests > 0 {
+        if state.stream.is_none() && outstanding.requests > 0 && !state.ring.has_bytes() {
             state.end(FlowError::PeerClosed { peer: self.peer.clone(), outstanding });
         }
     }
@@ -245,33 +245,9 @@ impl Sink {
 }
 
 impl Receive {
-    /// The memory of the part of the message that has not come over the own stream.
+    /// The memory of the part of the message that has not come yet.
     pub(crate) fn rest(&self) -> Span {
         Span { len: self.total, ..self.memory }.after(self.received)
-    }
-}
-
-impl Ahead {
-    pub(crate) fn filled(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
-    }
-
-    pub(crate) fn take(&mut self, count: usize) {
-        self.start += count;
-    }
-
-    pub(crate) fn fill(&mut self, count: usize) {
-        self.end += count;
-    }
-
-    /// Room behind the filled bytes, which begin at the front afterwards.
-    pub(crate) fn room(&mut self) -> Span {
-        if self.start > 0 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
-        }
-        Span::of_mut(&mut self.bytes[self.end..])
     }
 }
 
@@ -296,7 +272,7 @@ impl SinkState {
     }
 
     pub(crate) fn end(&mut self, failure: FlowError) -> FlowError {
-        self.stream = None;
+        (self.stream, self.ring) = (None, LocalRing::None);
         self.failure.get_or_insert(failure).clone()
     }
 }

@@ -1,4 +1,4 @@
-//! The path of a small message: one system call a side.
+//! The path of a small message: one system call a side, and none by a ring.
 
 use std::time::{Duration, Instant};
 
@@ -84,4 +84,32 @@ fn threads_are_roused_for_large_messages_alone() {
     assert_eq!((sent.small_messages, sent.small_bytes), (2, longest as u64 + 8));
     assert_eq!((sent.large_messages, sent.large_bytes), (2, large));
     assert_eq!(sent, received);
+}
+
+#[test]
+fn a_message_by_a_ring_takes_no_system_call() {
+    const MESSAGES: usize = 12;
+    let flows = Flows::new(Settings { local: true, ..Settings::default() }).expect("flows");
+    let (send, recv) = pair(&flows);
+    let (data, mut room) = (vec![7u8; 4096], vec![0u8; 4096]);
+    let mut exchange = || {
+        let buffer = Buffer { ptr: room.as_mut_ptr(), len: room.len(), tag: 0 };
+        // SAFETY: the memory lives until the receive has ended, below.
+        let receive = unsafe { recv.post(&[buffer]) }.expect("no error").expect("a slot");
+        let sending = calls(|| {
+            // SAFETY: the data lives until the message has ended, within this call.
+            let message = unsafe { send.post(data.as_ptr(), data.len(), 0) }.expect("no error");
+            until(|| send.test(message.expect("a slot")).expect("no error"));
+        });
+        let testing = calls(|| {
+            until(|| recv.test(receive).expect("no error"));
+        });
+        (sending, testing)
+    };
+    // The receiver opens the ring with the first ones.
+    let counts: Vec<_> = (0..MESSAGES + 3).map(|_| exchange()).skip(3).collect();
+    assert!(counts.iter().all(|(sending, _)| *sending == 0), "{counts:?}");
+    // The stream is looked at now and then.
+    let looks: usize = counts.iter().map(|(_, testing)| testing).sum();
+    assert!(looks <= 1, "{counts:?}");
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::{exchange, hosts::Hosts, until};
-use uccl_flow::{Connect, Device, Flows, Listener, RecvFlow, SendFlow, Settings};
+use uccl_flow::{Connect, Device, Flows, Handle, Listener, RecvFlow, SendFlow, Settings};
 
 const LIMIT: Duration = Duration::from_secs(12);
 const CUT: Duration = Duration::from_secs(3);
@@ -30,7 +30,9 @@ fn joined(hosts: &Hosts, addrs: [&[&str]; 2]) -> Pair {
         hosts.on(host, || Flows::new(settings)).expect("flows")
     });
     let listener = Listener::listen(&receiver, 0).expect("a listener");
-    let mut connecting = Connect::begin(&sender, listener.handle(), 0).expect("an attempt");
+    // The process that plays both hosts has one namespace of its own.
+    let handle = Handle { network: [1; 16], ..listener.handle().clone() };
+    let mut connecting = Connect::begin(&sender, &handle, 0).expect("an attempt");
     let send = hosts.on(0, move || until(|| connecting.poll().expect("a connection")));
     let recv = until(|| listener.try_accept().expect("a flow"));
     Pair { flow: (send, recv), sender, _receiver: receiver }
@@ -38,8 +40,10 @@ fn joined(hosts: &Hosts, addrs: [&[&str]; 2]) -> Pair {
 
 impl Pair {
     fn wait_for_streams(&self) {
-        let streams = self.sender.settings().streams;
-        until(|| (self.sender.counters()[0].open_streams == streams).then_some(()));
+        until(|| {
+            let counters = &self.sender.counters()[0];
+            (counters.open_streams >= counters.streams).then_some(())
+        });
     }
 }
 
@@ -129,17 +133,42 @@ fn four_links_all_carry_bytes() {
     busy(&joined, || wait_for_bytes(&hosts, &["eth0", "eth1", "eth2", "eth3"]));
 }
 
+/// Limits links. False, with the reason on stderr, where that cannot be.
+fn shape(hosts: &Hosts, rates: &[(&str, &str)]) -> bool {
+    let is_shaped = rates.iter().all(|(link, rate)| {
+        let tbf = format!("tbf rate {rate} burst 64k latency 50ms");
+        hosts.try_run(0, &format!("tc qdisc add dev {link} root {tbf}"))
+    });
+    if !is_shaped {
+        eprintln!("skipped: lacks tc, or the kernel tbf: links of a given speed");
+    }
+    is_shaped
+}
+
+#[test]
+fn more_streams_are_tried_on_a_link_that_is_full() {
+    let Some(hosts) = Hosts::new() else { return };
+    let joined = on_links(&hosts, 1);
+    joined.wait_for_streams();
+    let open = || joined.sender.counters()[0].open_streams;
+    assert_eq!(open(), 4);
+    if !shape(&hosts, &[("eth0", "200mbit")]) {
+        return;
+    }
+    until(|| {
+        exchange(&joined.flow, (30, 1 << 20), |_| {});
+        (open() == joined.sender.settings().streams).then_some(())
+    });
+    exchange(&joined.flow, (20, 100), |_| {});
+}
+
 #[test]
 fn a_slow_link_carries_its_share() {
     let Some(hosts) = Hosts::new() else { return };
     let addrs = links(&hosts, 2);
     // Slower than a busy machine: its processors do not bound the faster one.
-    for (link, rate) in [("eth0", "200mbit"), ("eth1", "20mbit")] {
-        let shape = format!("tc qdisc add dev {link} root tbf rate {rate} burst 64k latency 50ms");
-        if !hosts.try_run(0, &shape) {
-            eprintln!("skipped: lacks tc, or the kernel tbf: links of different speed");
-            return;
-        }
+    if !shape(&hosts, &[("eth0", "200mbit"), ("eth1", "20mbit")]) {
+        return;
     }
     let [first, second] = texts(&addrs);
     let joined = joined(&hosts, [&first, &second]);

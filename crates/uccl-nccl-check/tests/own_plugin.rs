@@ -18,6 +18,11 @@ fn passes(arguments: &[&str]) -> Value {
 
 /// The rows of a check that passes, over a transport of the engine's.
 fn passes_over(transport: &str, arguments: &[&str]) -> Value {
+    passes_with(("UCCL_P2P_TRANSPORT", transport), arguments)
+}
+
+/// The rows of a check that passes, with a variable.
+fn passes_with((name, value): (&str, &str), arguments: &[&str]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_uccl-nccl-check"))
         .arg(plugin())
         .args(["--json", "--silence-s", "40"])
@@ -28,9 +33,9 @@ fn passes_over(transport: &str, arguments: &[&str]) -> Value {
         .env("UCCL_NCCL_TIMEOUT_SECS", "8")
         .env("UCCL_NCCL_TUNER", "1")
         .env("UCCL_NCCL_RMA", "1")
-        .env("UCCL_P2P_TRANSPORT", transport)
         // Over several streams nothing is in order by itself.
         .env("UCCL_P2P_TCP_STREAMS", "4")
+        .env(name, value)
         .env_remove("UCCL_SOCKET_IFNAME")
         .output()
         .expect("the check runs");
@@ -65,6 +70,13 @@ fn the_newest_table_tells_of_peers_that_fail() {
 fn older_tables_are_the_same_network() {
     let only = "layout,connect,sizes,too-long,ring,bootstrap,close";
     passes(&["--versions", "8,9,10,11", "--only", only]);
+}
+
+#[test]
+fn rings_of_one_host_keep_every_rule() {
+    let only = "connect,sizes,too-long,order,backpressure,preset,flags,threads,ring,bootstrap,leaks,\
+                close,close-dead,close-stopped,killed,stopped";
+    passes_with(("UCCL_NCCL_LOCAL", "1"), &["--versions", "12", "--only", only]);
 }
 
 /// One-sided checks with peers that fail, which wait for the plugin's limit.

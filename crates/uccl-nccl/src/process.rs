@@ -109,6 +109,7 @@ impl Core {
             streams: settings.streams.unwrap_or(default.streams),
             small_max: settings.small_kib.map_or(default.small_max, |kib| kib << 10),
             chunk_len: settings.chunk_kib.map_or(default.chunk_len, |kib| kib << 10),
+            local: settings.is_local,
             limit: settings.timeout,
             psk: settings.psk.clone(),
             ..default

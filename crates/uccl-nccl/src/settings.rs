@@ -25,6 +25,8 @@ pub(crate) struct Settings {
     /// Streams to each peer process, and threads; `uccl-flow` decides without.
     pub(crate) streams: Option<usize>,
     pub(crate) threads: Option<usize>,
+    /// Rings in shared memory to processes of the same host.
+    pub(crate) is_local: bool,
     /// KiB of the longest message that NCCL's own thread carries, and of a chunk of a longer one.
     pub(crate) small_kib: Option<usize>,
     pub(crate) chunk_kib: Option<usize>,
@@ -81,6 +83,7 @@ impl Settings {
             ports: read(&get, "UCCL_NCCL_PORTS", ports)?.unwrap_or(0..=0),
             streams: read(&get, "UCCL_NCCL_STREAMS", number(1..=256))?,
             threads: read(&get, "UCCL_NCCL_THREADS", number(1..=64))?,
+            is_local: read(&get, "UCCL_NCCL_LOCAL", number(0..=1_u8))? == Some(1),
             small_kib: read(&get, "UCCL_NCCL_SMALL_KB", number(0..=1024))?,
             chunk_kib: read(&get, "UCCL_CHUNK_SIZE_KB", number(4..=4096))?,
             psk: get("UCCL_NCCL_PSK").and_then(|secret| Psk::new(secret.as_bytes()).ok()),
@@ -145,6 +148,7 @@ mod tests {
         assert_eq!(with("UCCL_NCCL_PORTS", "5000-5100").expect("ports").ports, 5000..=5100);
         assert_eq!(with("UCCL_NCCL_PORTS", "5000").expect("a port").ports, 5000..=5000);
         assert!(with("UCCL_NCCL_DEVICES", "each").expect("devices").device_each);
+        assert!(with("UCCL_NCCL_LOCAL", "1").expect("rings").is_local);
         assert_eq!(with("UCCL_NCCL_SMALL_KB", "64").expect("KiB").small_kib, Some(64));
         assert_eq!(with("UCCL_CHUNK_SIZE_KB", "256").expect("KiB").chunk_kib, Some(256));
         assert_eq!(with("UCCL_NCCL_SPEED_MBPS", "25000").expect("speed").speed_mbps, Some(25000));
@@ -171,6 +175,7 @@ mod tests {
             ("UCCL_NCCL_TIMEOUT_SECS", "0"),
             ("NCCL_SOCKET_FAMILY", "IPv4"),
             ("UCCL_SOCKET_IFNAME", "^"),
+            ("UCCL_NCCL_LOCAL", "yes"),
         ] {
             let error = with(name, value).expect_err(name).to_string();
             assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");

@@ -367,6 +367,9 @@ pub enum HeadKind {
     /// So many bytes of the own stream of the flow have come: `message`. The tag is 1 if its user
     /// has looked for more since the last answer, else 0.
     Received,
+    /// A ring in shared memory for messages of the flow, in the own stream: the sender's process
+    /// and descriptor are the halves of `message`, its token is `offset`.
+    Ring,
 }
 
 /// The head of a frame.
@@ -408,6 +411,7 @@ impl FlowHead {
             HeadKind::Ping => 6,
             HeadKind::Sent => 7,
             HeadKind::Received => 8,
+            HeadKind::Ring => 9,
         };
         out[4..8].copy_from_slice(&self.tag.to_le_bytes());
         let numbers = [self.flow, self.message, self.total, self.offset, self.len];
@@ -433,6 +437,7 @@ impl FlowHead {
             6 => HeadKind::Ping,
             7 => HeadKind::Sent,
             8 => HeadKind::Received,
+            9 => HeadKind::Ring,
             value => return Err(FlowWireError::Value { field: "kind", value: value.into() }),
         };
         check_zeros(&reader.array::<3>()?)?;
@@ -444,6 +449,7 @@ impl FlowHead {
             HeadKind::Message => offset == 0 && len == total,
             HeadKind::Chunk => len > 0 && offset.checked_add(len).is_some_and(|end| end <= total),
             HeadKind::Received => tag <= 1 && total == 0 && offset == 0 && len == 0,
+            HeadKind::Ring => tag == 0 && total == 0 && len == 0,
             HeadKind::Ack | HeadKind::Posted | HeadKind::End | HeadKind::Ping | HeadKind::Sent => {
                 tag == 0 && total == 0 && offset == 0 && len == 0
             }
@@ -510,6 +516,7 @@ mod tests {
             FlowHead { kind: HeadKind::Message, ..head },
             FlowHead { kind: HeadKind::Ack, ..head },
             FlowHead { tag: 2, ..FlowHead::note(HeadKind::Received, 2, 3) },
+            FlowHead { tag: 1, ..FlowHead::note(HeadKind::Ring, 2, 3) },
         ] {
             assert!(FlowHead::decode(&wrong.encode()).is_err(), "{wrong:?}");
         }

@@ -205,11 +205,13 @@ impl State {
 
     /// The counters until now.
     pub(super) fn counters(&self, peer: &Peer) -> PeerCounters {
+        let in_use = self.streams.iter().take(self.scheduler.width());
         PeerCounters {
             peer: peer.clone(),
+            streams: self.scheduler.width(),
             open_streams: self.streams.iter().filter(|stream| stream.is_open).count(),
             bytes: self.streams.iter().map(|stream| stream.bytes).sum(),
-            slowest_bytes: self.streams.iter().map(|stream| stream.bytes).min().unwrap_or(0),
+            slowest_bytes: in_use.map(|stream| stream.bytes).min().unwrap_or(0),
             repeated_chunks: self.scheduler.repeats(),
             lost_streams: self.lost,
             last_error: self.last_error.clone(),

@@ -6,7 +6,11 @@ use super::*;
 
 fn bundle(bells: &[Arc<Bell>]) -> Bundle {
     let peer = Peer { instance: 1, addr: None, device: "lo".into() };
-    let target = Target { peer, key: [0; 16], pairs: Pairs { routes: Vec::new(), spare: 0 } };
+    let target = Target {
+        peer,
+        key: [0; 16],
+        pairs: Pairs { routes: Vec::new(), spare: 0, is_local: true },
+    };
     Bundle::new(target, &Settings::default(), bells.to_vec(), Arc::default())
 }
 

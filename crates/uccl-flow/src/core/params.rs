@@ -1,10 +1,14 @@
 //! Constants of the scheduler.
 
+use super::width::WidthParams;
+
 /// Constants of the scheduler; times are in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
-    /// Streams.
+    /// The most streams.
     pub(crate) streams: usize,
+    /// The number of streams that carry chunks.
+    pub(crate) width: WidthParams,
     /// Bytes of a chunk.
     pub(crate) chunk_len: u64,
     /// Bytes of a flow that may be sent before their receives are known to be posted. The receiver

@@ -5,7 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use super::{
     params::Params,
     queue::{Cut, Queue},
-    streams::Stream,
+    streams::{self, Stream},
+    width::Width,
 };
 
 /// A chunk for a stream.
@@ -52,6 +53,7 @@ pub(crate) struct Scheduler {
     /// Chunks that go again.
     again: VecDeque<usize>,
     streams: Vec<Stream>,
+    width: Width,
     /// Bytes of each message that have not been acknowledged.
     left: HashMap<(u64, u64), u64>,
     actions: VecDeque<Action>,
@@ -68,6 +70,7 @@ impl Scheduler {
             free: Vec::new(),
             again: VecDeque::new(),
             streams: (0..params.streams).map(|_| Stream::down()).collect(),
+            width: Width::new(params.width, params.streams),
             left: HashMap::new(),
             actions: VecDeque::new(),
             moved_us: 0,
@@ -107,6 +110,17 @@ impl Scheduler {
     /// The stream is connected.
     pub(crate) fn open(&mut self, stream: usize, now_us: u64) {
         self.streams[stream].open(now_us);
+        streams::assign(&mut self.streams, self.width.count());
+    }
+
+    /// The number of streams that are to be open, the first ones. It only grows.
+    pub(crate) fn wanted(&self) -> usize {
+        self.width.reached()
+    }
+
+    /// The number of streams that carry chunks.
+    pub(crate) fn width(&self) -> usize {
+        self.width.count()
     }
 
     /// The stream has ended: its chunks go again.
@@ -119,6 +133,7 @@ impl Scheduler {
             }
             self.queue_again(flight.chunk);
         }
+        streams::assign(&mut self.streams, self.width.count());
     }
 
     /// Bytes of the stream have moved, though nothing was acknowledged.
@@ -148,10 +163,19 @@ impl Scheduler {
         if own.is_asked {
             own.on_answer(now_us);
         }
+        let is_measured = !self.width.is_final();
+        let census = is_measured.then(|| streams::census(&self.streams, &self.params));
+        let mut bytes = 0;
         while self.streams[stream].acked < count {
             let Some(flight) = self.streams[stream].take_acked(now_us) else { break };
             self.moved_us = now_us;
+            bytes += flight.len;
             self.end_flight(flight.chunk);
+        }
+        if let Some(census) = census.filter(|_| bytes > 0)
+            && self.width.on_acked(bytes, census, now_us)
+        {
+            streams::assign(&mut self.streams, self.width.count());
         }
         true
     }
@@ -259,6 +283,9 @@ impl Scheduler {
     fn give(&mut self, stream: usize, at: usize, is_repeat: bool, now_us: u64) -> Option<Part> {
         let chunk = self.chunks[at].as_mut()?;
         chunk.carriers += 1;
+        if self.streams.iter().all(|stream| stream.flight.is_empty()) {
+            self.width.on_busy(now_us);
+        }
         let Cut { flow, number, tag, total, offset, len } = chunk.cut;
         self.streams[stream].give(at, len, now_us);
         self.repeats += u64::from(is_repeat);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{measure::Measure, params::Params};
+use super::{measure::Measure, params::Params, width::Census};
 
 /// A chunk under way over a stream.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,8 @@ pub(super) struct Stream {
     pub(super) is_up: bool,
     /// It has not moved for so long that its chunks go over others.
     pub(super) is_late: bool,
+    /// It gets no chunk: others are enough.
+    pub(super) rests: bool,
     pub(super) flight: VecDeque<Flight>,
     /// Bytes under way.
     pub(super) bytes: u64,
@@ -41,6 +43,7 @@ impl Stream {
         Self {
             is_up: false,
             is_late: false,
+            rests: false,
             flight: VecDeque::new(),
             bytes: 0,
             acked: 0,
@@ -58,6 +61,11 @@ impl Stream {
 
     pub(super) fn is_good(&self) -> bool {
         self.is_up && !self.is_late
+    }
+
+    /// Whether it gets chunks.
+    pub(super) fn is_active(&self) -> bool {
+        self.is_good() && !self.rests
     }
 
     pub(super) fn give(&mut self, chunk: usize, len: u64, now_us: u64) {
@@ -108,7 +116,7 @@ impl Stream {
         let least = 2 * params.chunk_len;
         let most = 32 * params.chunk_len;
         let window = self.measure.window().map_or(2 * least, |window| window.clamp(least, most));
-        self.is_good() && self.bytes + len <= window
+        self.is_active() && self.bytes + len <= window
     }
 
     /// The time until a chunk that it got now would have come; `None` while its rate is unknown.
@@ -126,5 +134,26 @@ impl Stream {
     pub(super) fn dead_at_us(&self, params: &Params) -> Option<u64> {
         let is_waiting = self.is_up && self.is_busy();
         is_waiting.then(|| self.moved_us.max(self.heard_us) + params.dead_us)
+    }
+}
+
+/// The first streams that are open carry chunks, so many; the others rest.
+pub(super) fn assign(streams: &mut [Stream], count: usize) {
+    for (rank, stream) in streams.iter_mut().filter(|stream| stream.is_up).enumerate() {
+        stream.rests = rank >= count;
+    }
+}
+
+/// Counts the streams. One without a chunk that is passed over for a faster one is not idle.
+pub(super) fn census(streams: &[Stream], params: &Params) -> Census {
+    let len = params.chunk_len;
+    let active = || streams.iter().filter(|stream| stream.is_active());
+    let with_room = active().filter(|stream| stream.has_room(len, params));
+    let best = with_room.filter_map(|stream| stream.finish_us(len)).min().unwrap_or(u64::MAX);
+    let is_fast = |stream: &Stream| stream.finish_us(len).is_none_or(|own| own / 2 <= best);
+    Census {
+        open: streams.iter().filter(|stream| stream.is_up).count(),
+        active: active().count(),
+        idle: active().filter(|stream| stream.flight.is_empty() && is_fast(stream)).count(),
     }
 }

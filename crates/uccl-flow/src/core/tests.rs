@@ -4,6 +4,7 @@ mod net;
 mod own;
 mod sim;
 mod unit;
+mod width;
 
 use self::{
     net::Faults,

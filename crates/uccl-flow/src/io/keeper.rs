@@ -135,6 +135,8 @@ impl WatchedFlow {
         match bundle.take_answer(name.flow) {
             None => {}
             Some(Answer::At { received, is_waiting }) => {
+                // A receiver that waits for bytes of the ring waits for this side's user.
+                let is_waiting = is_waiting && state.has_stream_work();
                 self.watch.on_answer(is_waiting, now_us);
                 if !state.own.confirm(received) {
                     state.own.lose("the peer confirms bytes that it cannot have");
@@ -160,7 +162,7 @@ impl WatchedFlow {
             state.own.read();
             state.own.push();
         }
-        let confirmed = state.own.history().confirmed();
+        let confirmed = state.confirmed();
         Some(WatchView { confirmed, has_work, is_up: state.own.is_up() })
     }
 

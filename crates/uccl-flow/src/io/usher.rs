@@ -14,6 +14,7 @@ use uccl_wire::flow::{
 
 use crate::{
     error::Peer,
+    local_ring::LocalRing,
     port::Mail,
     shared::FlowsState,
     sink::Sink,
@@ -84,7 +85,8 @@ impl Usher {
         }
         self.answer(&stranger, Status::Taken)?;
         self.0.visitors.lock().add(hello.instance);
-        let sink = Sink::new(stranger.stream, peer, hello.flow, hello.chunk_len);
+        let ring = LocalRing::new(self.0.settings.local);
+        let sink = Sink::new(stranger.stream, peer, (hello.flow, hello.chunk_len), ring);
         sinks.insert(hello.flow, Arc::clone(&sink));
         drop(sinks);
         arrivals.push(sink);

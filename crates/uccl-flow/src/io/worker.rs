@@ -106,7 +106,7 @@ impl Worker {
     fn timeout(&self, has_work: bool) -> Option<Duration> {
         match () {
             () if !self.unfinished.is_empty() => Some(Duration::ZERO),
-            () if has_work || !self.openings.is_empty() => Some(TICK),
+            () if has_work || self.openings.iter().any(StreamAttempt::is_wanted) => Some(TICK),
             // Pings go out in time.
             () if !self.outgoing.is_empty() => Some(self.shared.settings.limit / 8),
             () => None,
@@ -246,6 +246,10 @@ impl Worker {
 }
 
 impl StreamAttempt {
+    fn is_wanted(&self) -> bool {
+        self.bundle.wants(self.index)
+    }
+
     /// Goes on; the stream, once it is open.
     fn step(&mut self, shared: &FlowsState) -> io::Result<Option<TcpStream>> {
         if self.attempt.is_none() {

@@ -55,6 +55,8 @@ pub(super) struct Line {
 
 pub(super) struct Net {
     pub(super) lines: Vec<Line>,
+    /// Bytes for each millisecond of all lines together, which they share evenly.
+    pub(super) total: Option<u64>,
     pub(super) faults: Faults,
     rng: fastrand::Rng,
 }
@@ -76,7 +78,7 @@ impl Net {
             delivered: 0,
         };
         let lines = (0..streams).map(|_| line()).collect();
-        Self { lines, faults: Faults::None, rng }
+        Self { lines, total: None, faults: Faults::None, rng }
     }
 
     /// Makes all lines alike.
@@ -106,12 +108,14 @@ impl Net {
             Faults::Slow { stream, by } if stream == at => by,
             _ => 1,
         };
+        let busy = self.lines.iter().filter(|line| !line.parts.is_empty()).count() as u64;
+        let share = self.total.map_or(u64::MAX, |total| total / busy.max(1));
         let line = &mut self.lines[at];
         if is_stalled || !line.is_up {
             line.credit = 0;
             return 0;
         }
-        line.credit += line.rate * step_us / by;
+        line.credit += line.rate.min(share) * step_us / by;
         let bytes = line.credit / 1000;
         line.credit %= 1000;
         bytes

@@ -3,7 +3,7 @@
 use uccl_wire::flow::{FlowHead, HeadKind};
 
 use super::net::{Faults, Net, Note};
-use crate::core::{Action, Inbox, Params, Part, Scheduler, Verdict};
+use crate::core::{Action, Inbox, Params, Part, Scheduler, Verdict, WidthParams};
 
 const STEP_US: u64 = 200;
 const CHUNK_LEN: u64 = 4096;
@@ -13,6 +13,7 @@ const MOST: u64 = 32;
 pub(super) fn params(streams: usize) -> Params {
     Params {
         streams,
+        width: WidthParams { first: streams, sample_us: 100_000, pause_us: 2_000_000 },
         chunk_len: CHUNK_LEN,
         early_len: 4 * CHUNK_LEN,
         late_us: 10_000,
@@ -82,7 +83,11 @@ fn byte(flow: u64, message: u64, at: u64) -> u8 {
 
 impl Sim {
     pub(super) fn new(seed: u64, streams: usize, work: Work) -> Self {
-        let params = params(streams);
+        Self::with(params(streams), seed, work)
+    }
+
+    pub(super) fn with(params: Params, seed: u64, work: Work) -> Self {
+        let streams = params.streams;
         let mut rng = fastrand::Rng::with_seed(seed);
         let memory = |rng: &mut fastrand::Rng| {
             let total = rng.u64(1..=work.longest);
@@ -116,13 +121,20 @@ impl Sim {
         let mut rng = fastrand::Rng::with_seed(!seed);
         let (flows, messages) = (rng.usize(1..4), rng.u64(1..12));
         let work = Work { flows, messages, longest: 12 * CHUNK_LEN };
-        let mut sim = Self::new(seed, rng.usize(1..5), work);
+        let mut params = params(rng.usize(1..5));
+        params.width.first = rng.usize(1..=params.streams);
+        let mut sim = Self::with(params, seed, work);
         sim.net.faults = Faults::Random;
         sim
     }
 
     pub(super) fn now_us(&self) -> u64 {
         self.now_us
+    }
+
+    /// Streams that carry chunks, and those that are to be open.
+    pub(super) fn width(&self) -> (usize, usize) {
+        (self.scheduler.width(), self.scheduler.wanted())
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -203,7 +215,9 @@ impl Sim {
             self.close(at);
         }
         let line = &mut self.net.lines[at];
-        if !line.is_up && line.opens_us <= self.now_us && !self.net.is_cut(self.now_us) {
+        let is_wanted = at < self.scheduler.wanted();
+        if is_wanted && !line.is_up && line.opens_us <= self.now_us && !self.net.is_cut(self.now_us)
+        {
             self.net.lines[at].is_up = true;
             self.scheduler.open(at, self.now_us);
             (0..self.flows.len()).for_each(|flow| self.tell_posted(flow));
