@@ -44,8 +44,8 @@ const SIMPLE_US: f64 = 51.0;
 const LL_PART: usize = 4 << 10;
 /// Bytes of each thread of a channel from which on it takes one more, with Simple.
 const SIMPLE_PART: usize = 64;
-/// The threads of a ring's channel with Simple: those of rings that carry 12 GB/s or less, and those
-/// of others.
+/// The threads of a ring's channel with Simple: those of rings that carry 12 GB/s or less, and
+/// those of others.
 pub const SIMPLE_THREADS: [usize; 2] = [256, 512];
 
 /// The channels that NCCL takes for a ring's collective with LL, if it has as many.
