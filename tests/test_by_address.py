@@ -27,10 +27,11 @@ def processes() -> Iterator[Callable[..., Peer]]:
 class Ends:
     """A process that asks, and one that publishes."""
 
-    def __init__(self, processes: Callable[..., Peer], **kwargs: Any) -> None:
+    def __init__(self, processes: Callable[..., Peer], port: int = 0, **kwargs: Any) -> None:
+        """``port`` is that of the publisher."""
         self.a, self.b = processes(), processes()
-        for end in (self.a, self.b):
-            meta = end.call("open", port=0, bind="127.0.0.1", publish=True, **kwargs)
+        for end, at in ((self.a, 0), (self.b, port)):
+            meta = end.call("open", port=at, bind="127.0.0.1", publish=True, **kwargs)
         from uccl import p2p
 
         self.address = "{}:{}".format(*p2p.Endpoint.parse_metadata(meta)[:2])
@@ -110,15 +111,14 @@ def test_bad_arguments_are_told(ends: Ends) -> None:
     assert ends.write([], [], []) == (True, None)
 
 
-def test_a_peer_that_died_is_reached_anew(processes: Callable[..., Peer]) -> None:
-    ends = Ends(processes, transport="tcp")
-    port = int(ends.address.rpartition(":")[2])
+def test_a_peer_that_died_is_reached_anew(processes: Callable[..., Peer], base_port: int) -> None:
+    ends = Ends(processes, base_port, transport="tcp")
     ends.b.kill()
     ends.b.process.wait()
     (ok, _), why = ends.a.call("ask", "reach", ends.address)
     assert not ok and "cannot connect" in why
     again = processes()
-    again.call("open", port=port, bind="127.0.0.1", publish=True, transport="tcp")
+    again.call("open", port=base_port, bind="127.0.0.1", publish=True, transport="tcp")
     again.call("ask", "start_passive_accept")
     (ok, conn), why = ends.a.call("ask", "reach", ends.address)
     assert ok and conn != ends.conn, why

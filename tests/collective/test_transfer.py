@@ -55,7 +55,7 @@ def refused(call: Any, *args: Any) -> str:
 
 
 def test_failures_are_errors_with_a_reason() -> None:
-    with TransferManager(0, 1, 0, bind=HERE, timeout=0.2) as manager:
+    with TransferManager(0, 1, 0, bind=HERE, timeout=2) as manager:
         assert "nobody has connected" in refused(manager.accept)
         assert "no connection to" in refused(manager.connect, HERE, 1)
         with p2p.Endpoint(0, port=0, bind=HERE) as other:

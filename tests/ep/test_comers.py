@@ -93,7 +93,7 @@ def test_without_masks_every_rank_names_the_missing_one_and_all_go_on_when_it_co
 
 @on_nodes
 def test_a_rank_that_was_stopped_is_replaced_and_harms_nobody_when_it_goes_on(world, nodes):
-    group = world(nodes=nodes, masks=True, timeout=1)
+    group = world(nodes=nodes, masks=True, timeout=3)
     before = joined(group)
     process, pipe = group.stop(2)
     assert group.run([0, 1], survives, 2) == [[0, 0, 1]] * 2

@@ -146,7 +146,7 @@ def test_a_dead_peer_is_a_number_and_its_successor_is_reached(
 def test_a_peer_that_stands_still_is_a_number(
     engines: Callable[..., Engine], tcp: str, is_known: bool
 ) -> None:
-    env = {"MC_FORCE_TCP": tcp, "UCCL_P2P_TIMEOUT_MS": "1000"}
+    env = {"MC_FORCE_TCP": tcp, "UCCL_P2P_TIMEOUT_MS": "3000"}
     a, b = engines(env=env), engines(env=env)
     assert a.call("initialize") == b.call("initialize") == 0
     session = b.call("session")
@@ -225,7 +225,7 @@ def test_two_hosts(engines: Callable[..., Engine], family: str) -> None:
 
     hosts = Hosts(family)
     try:
-        env = {"MC_FORCE_TCP": "1", "UCCL_P2P_TIMEOUT_MS": "1000"}
+        env = {"MC_FORCE_TCP": "1", "UCCL_P2P_TIMEOUT_MS": "3000"}
         a, b = (engines(netns=name, env=env) for name in hosts.names)
         for engine, ip in zip((a, b), hosts.ips):
             assert engine.call("initialize", ip, "P2PHANDSHAKE", "tcp", "") == 0

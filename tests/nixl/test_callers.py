@@ -7,7 +7,6 @@ and of SGLang 0.5.23 (in ``sglang/srt/disaggregation/nixl``).
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from contextlib import suppress
 from typing import Any, Callable
@@ -221,8 +220,12 @@ class TestRelease:
     ) -> None:
         pair = self.started(callers, link, op)
         target = pair.b if op == "WRITE" else pair.a
-        # Within a host it may have ended already.
-        assert pair.a.ask("post_only_there") in (["PROC"] if link == "tcp" else ["PROC", "DONE"])
+        # It may have ended already: within a host mostly, over TCP where this process had no turn.
+        for _ in range(20 if link == "tcp" else 1):
+            state = pair.a.ask("post_only_there")
+            if state != "DONE":
+                break
+        assert state in (["PROC"] if link == "tcp" else ["PROC", "DONE"])
         pair.a.ask("release_there")
         target.ask("overwrite_there", 9)
         time.sleep(0.3)
@@ -235,7 +238,7 @@ class TestRelease:
     ) -> None:
         """The peer stops in the middle of a read and goes on later: what it sends then lands
         nowhere."""
-        pair = self.started(callers, "tcp", "READ", timeout_ms="1000")
+        pair = self.started(callers, "tcp", "READ", timeout_ms="3000")
         pair.b.kill(signal.SIGSTOP)
         try:
             assert pair.a.ask("post_only_there") == "PROC"
@@ -278,7 +281,7 @@ class TestRelease:
 @ours
 @pytest.mark.parametrize("port", ["the same", "another"])
 def test_an_engine_that_was_restarted_has_the_old_name(
-    start: Callable[..., Peer], link: str, port: str
+    start: Callable[..., Peer], link: str, port: str, base_port: int
 ) -> None:
     """Transfers that were prepared for the earlier engine fail, and touch nothing of the new one.
     vLLM then releases its lists, removes the agent and loads the metadata of the new one
@@ -286,10 +289,7 @@ def test_an_engine_that_was_restarted_has_the_old_name(
     case = Blocks(regions=4, count=16, size=4096, stride=4096 + 64)
     a = Caller(start(link=link), "a", "vllm", timeout_ms="2000").opened()
     case.make(a, 1)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        first = probe.getsockname()[1]
-    ports = [first, first if port == "the same" else 0, first]
+    ports = [base_port, base_port if port == "the same" else 0, base_port]
     every = list(range(case.count))
     for round, at in enumerate(ports):
         b = Caller(start(link=link), "b", "vllm", port=str(at)).opened()

@@ -14,46 +14,24 @@ from pathlib import Path
 
 import engine
 import pytest
-from engine import Engine, Place, Refused
-from peer import can_make_namespaces
-from test_two_hosts import Hosts
+from engine import Engine, Refused
+from pairs import PLACES, PairSetup
 from tiny_model import TOKEN_BYTES, prompts
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("vllm")]
 
 PROMPTS, ANSWER = 20, 16
 PORT = 18100
-ROLES = ("kv_producer", "kv_consumer")
 
 
-@pytest.fixture(scope="module", params=["one host", "two hosts over TCP"])
+@pytest.fixture(scope="module", params=PLACES)
 def pair(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Engine]]:
     """A prefill engine and a decode engine."""
-    logs = tmp_path_factory.mktemp("logs")
-    hosts, places, environment = None, [Place(), Place()], {}
-    if request.param != "one host":
-        if lacking := can_make_namespaces():
-            pytest.skip(f"lacks {lacking}")
-        hosts = Hosts("ipv4")
-        places = [Place(*names) for names in zip(hosts.ips, hosts.names)]
-        # Two namespaces share their machine's memory, which two hosts do not.
-        environment["UCCL_P2P_TRANSPORT"] = "tcp"
-    engines: list[Engine] = []
-    try:
-        for name, role, place in zip(("prefill", "decode"), ROLES, places):
-            port = PORT + 10 * len(engines)
-            log = logs / f"{name}.log"
-            engines.append(Engine(name, model, port, role, log, place, environment))
-        for each in engines:
-            each.wait()
-        yield engines[0], engines[1]
-    finally:
-        for each in engines:
-            each.close()
-        if hosts:
-            hosts.close()
+    setup = PairSetup(model, tmp_path_factory.mktemp("logs"), PORT)
+    with setup.started(request.param) as engines:
+        yield engines
 
 
 def test_answers_equal_those_of_one_engine(

@@ -14,9 +14,8 @@ from typing import Any
 
 import engine
 import pytest
-from engine import Engine, Place, Refused
-from peer import can_make_namespaces
-from test_two_hosts import Hosts
+from engine import Engine, Refused
+from pairs import PLACES, PairSetup
 from tiny_model import TOKEN_BYTES, prompts
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("vllm")]
@@ -24,7 +23,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("vllm")]
 DISTRIBUTION = Path(__file__).parents[2] / "python" / "mooncake"
 PROMPTS, ANSWER = 20, 16
 PORT, BOOTSTRAP = 18200, 18290
-ROLES = ("kv_producer", "kv_consumer")
 #: The connector asks torch for the number of its GPU, which torch refuses on a machine without one.
 PLUGIN = """
 import torch
@@ -45,39 +43,21 @@ def plugin(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["one host", "two hosts over TCP"])
+@pytest.fixture(scope="module", params=PLACES)
 def pair(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Engine]]:
     """A prefill engine and a decode engine."""
     logs, folder = (tmp_path_factory.mktemp(name) for name in ("logs", "plugin"))
-    hosts, places = None, [Place(), Place()]
     environment = {
         "PYTHONPATH": f"{DISTRIBUTION}:{plugin(folder)}",
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(BOOTSTRAP),
         "VLLM_LOGGING_LEVEL": "DEBUG",
     }
-    if request.param != "one host":
-        if lacking := can_make_namespaces():
-            pytest.skip(f"lacks {lacking}")
-        hosts = Hosts("ipv4")
-        places = [Place(*names) for names in zip(hosts.ips, hosts.names)]
-        # Two namespaces share their machine's memory, which two hosts do not.
-        environment["UCCL_P2P_TRANSPORT"] = "tcp"
-    engines: list[Engine] = []
-    try:
-        for name, role, place in zip(("prefill", "decode"), ROLES, places):
-            connector = {"kv_connector": "MooncakeConnector", "engine_id": name}
-            log, port = logs / f"{name}.log", PORT + 10 * len(engines)
-            engines.append(Engine(name, model, port, role, log, place, environment, connector))
-        for each in engines:
-            each.wait()
-        yield engines[0], engines[1]
-    finally:
-        for each in engines:
-            each.close()
-        if hosts:
-            hosts.close()
+    connector = {"kv_connector": "MooncakeConnector"}
+    setup = PairSetup(model, logs, PORT, environment, connector, name_key="engine_id")
+    with setup.started(request.param) as engines:
+        yield engines
 
 
 def prefill_of(prefill: Engine, prompt: list[int], name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ const BOTH: [Transport; 2] = [Transport::Tcp, Transport::Local];
 fn endpoint(transport: Transport) -> Endpoint {
     let bind = Some([127, 0, 0, 1].into());
     let config = Config { bind, port: Some(0), num_cpus: 1, transport, ..Config::default() };
-    Endpoint::new(Config { timeout: Duration::from_secs(5), transfer_timeout: FAR, ..config })
+    Endpoint::new(Config { timeout: Duration::from_secs(20), transfer_timeout: FAR, ..config })
         .expect("an endpoint")
 }
 

@@ -62,6 +62,10 @@ mod tests {
         // SAFETY: the kernel chooses the place.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len, rights, MapFlags::PRIVATE) };
         let base = base.expect("some pages");
+        // The kernel would join them with their neighbours, and fill a large page at once. One that
+        // has no large pages refuses.
+        // SAFETY: mapped above.
+        let _ = unsafe { madvise(base, len, Advice::LinuxNoHugepage) };
         let answer = test(base.addr());
         // SAFETY: mapped above, and the test has ended.
         unsafe { munmap(base, len) }.expect("they are mapped");

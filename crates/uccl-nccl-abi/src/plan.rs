@@ -40,6 +40,27 @@ const SPLIT_MB_PER_S: u32 = 25_000;
 const LL_US: f64 = 16.6;
 const SIMPLE_US: f64 = 51.0;
 
+/// Bytes of each rank and channel from which on NCCL takes one more channel for a ring, with LL.
+const LL_PART: usize = 4 << 10;
+/// Bytes of each thread of a channel from which on it takes one more, with Simple.
+const SIMPLE_PART: usize = 64;
+/// The threads of a ring's channel with Simple: those of rings that carry 12 GB/s or less, and
+/// those of others.
+pub const SIMPLE_THREADS: [usize; 2] = [256, 512];
+
+/// The channels that NCCL takes for a ring's collective with LL, if it has as many.
+#[must_use]
+pub fn ll_channels(bytes: usize, ranks: usize) -> usize {
+    (bytes / ranks.max(1) / LL_PART).max(1)
+}
+
+/// The channels that NCCL takes for a ring's collective with Simple, if it has as many. A channel
+/// has [so many](SIMPLE_THREADS) threads.
+#[must_use]
+pub fn simple_channels(bytes: usize, threads: usize) -> usize {
+    (bytes / threads.max(1) / SIMPLE_PART).max(1)
+}
+
 impl Generation {
     /// All generations.
     pub const ALL: [Self; 2] = [Self::BeforeHopper, Self::Hopper];

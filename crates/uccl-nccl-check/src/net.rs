@@ -86,6 +86,17 @@ impl Slowest {
     }
 }
 
+/// Listens by a function of a table, which gets memory for a handle, as long as the interface asks
+/// for, and the place of the communicator.
+pub(crate) fn listen_by(
+    listen: impl FnOnce(*mut c_void, *mut *mut c_void) -> Result<NcclResult>,
+) -> Result<(Handle, Pointer)> {
+    let (mut handle, mut comm) = ([0; HANDLE_BYTES], null_mut());
+    well("listen", listen(handle.as_mut_ptr().cast(), &raw mut comm)?)?;
+    ensure!(!comm.is_null(), "listen gives no communicator");
+    Ok((handle, Pointer(comm)))
+}
+
 /// A table, and the calls that were made through it.
 #[derive(Clone)]
 pub(crate) struct Net {
@@ -170,25 +181,18 @@ impl Net {
 
     /// Listens; returns the handle and the listen communicator.
     pub(crate) fn listen(&self, context: Pointer, device: i32) -> Result<(Handle, Pointer)> {
-        let mut handle = [0; HANDLE_BYTES];
-        let (to, mut comm) = (handle.as_mut_ptr().cast(), null_mut());
-        // SAFETY: the handle has the length that the interface asks for.
-        let result = self.timed("listen", || unsafe {
-            Ok::<_, anyhow::Error>(match self.table {
-                NetTable::V8(t) => t.listen.context("listen is null")?(device, to, &mut comm),
-                NetTable::V9(t) => t.listen.context("listen is null")?(device, to, &mut comm),
-                NetTable::V10(t) => t.listen.context("listen is null")?(device, to, &mut comm),
-                NetTable::V11(t) => {
-                    t.listen.context("listen is null")?(context.0, device, to, &mut comm)
-                }
-                NetTable::V12(t) => {
-                    t.listen.context("listen is null")?(context.0, device, to, &mut comm)
-                }
+        let missing = "listen is null";
+        // SAFETY: the handle and the place outlive the call.
+        let call = |to, comm| unsafe {
+            anyhow::Ok(match self.table {
+                NetTable::V8(t) => t.listen.context(missing)?(device, to, comm),
+                NetTable::V9(t) => t.listen.context(missing)?(device, to, comm),
+                NetTable::V10(t) => t.listen.context(missing)?(device, to, comm),
+                NetTable::V11(t) => t.listen.context(missing)?(context.0, device, to, comm),
+                NetTable::V12(t) => t.listen.context(missing)?(context.0, device, to, comm),
             })
-        })?;
-        well("listen", result)?;
-        ensure!(!comm.is_null(), "listen gives no communicator");
-        Ok((handle, Pointer(comm)))
+        };
+        listen_by(|to, comm| self.timed("listen", || call(to, comm)))
     }
 
     /// Begins or goes on with a connect; none while it is not ready. The plugin may keep its state

@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use uccl_nccl_abi::{
-    HANDLE_BYTES, memory,
+    memory,
     rma::{GinConfig, PutV13, RmaConfig, RmaV15, RmaV16},
 };
 
 use crate::{
     log,
-    net::{Handle, Pointer, Properties, Slowest, properties_v11, well},
+    net::{Handle, Pointer, Properties, Slowest, listen_by, properties_v11, well},
     rma_table::{RmaTable, with_rma},
 };
 
@@ -102,15 +102,12 @@ impl Rma {
     }
 
     pub(crate) fn listen(&self, context: Pointer) -> Result<(Handle, Pointer)> {
-        let (mut handle, mut comm) = ([0; HANDLE_BYTES], null_mut());
         let function = function!(self, listen);
-        // SAFETY: the handle has the length that the interface asks for.
-        let result = self.slowest.timed("listen", || unsafe {
-            function(context.0, 0, handle.as_mut_ptr().cast(), &mut comm)
-        });
-        well("listen", result)?;
-        ensure!(!comm.is_null(), "listen gives no communicator");
-        Ok((handle, Pointer(comm)))
+        listen_by(|to, comm| {
+            // SAFETY: the handle and the place outlive the call.
+            let call = || unsafe { function(context.0, 0, to, comm) };
+            Ok(self.slowest.timed("listen", call))
+        })
     }
 
     /// Joins the ranks of these handles. It may block.

@@ -4,7 +4,7 @@ mod common;
 
 use std::process::Command;
 
-use common::{check, compiled};
+use common::{Limits, check, compiled};
 use serde_json::Value;
 
 const SOURCE: &str = "rma_plugin.c";
@@ -20,7 +20,7 @@ fn a_one_sided_plugin_in_c_passes() {
     let Some(library) = compiled(&folder, SOURCE, "NONE") else { return };
     let only = "rma-layout,rma-ends,rma-join,rma-put,rma-signal,rma-get,rma-strong,rma-order,\
                 rma-regions,rma-close,rma-close-dead,rma-close-stopped,rma-streams,rma-killed";
-    let (passed, rows) = check(&library, only, SILENCE_S);
+    let (passed, rows) = check(&library, only, Limits::FAR);
     assert!(passed, "{rows:#?}");
     let has_passed = |row: &&Value| row["outcome"]["passed"].is_string();
     assert_eq!(rows.iter().filter(has_passed).count(), 14, "{rows:#?}");
@@ -119,7 +119,7 @@ fn a_ranks_silent_death_is_noticed() {
 fn a_signal_that_comes_twice_over_a_link_is_noticed() {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(library) = compiled(&folder, SOURCE, "TWICE") else { return };
-    let (passed, rows) = check(&library, "rma-cut", SILENCE_S);
+    let (passed, rows) = check(&library, "rma-cut", Limits::FAR);
     if let Some(lacking) = rows[0]["outcome"]["skipped"].as_str() {
         eprintln!("skipped: {lacking}");
         return;

@@ -26,6 +26,9 @@ fn passes_with((name, value): (&str, &str), arguments: &[&str]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_uccl-nccl-check"))
         .arg(plugin())
         .args(["--json", "--silence-s", "40"])
+        // Longer than a busy machine keeps a process from its turn, and less than the plugin's own
+        // limit.
+        .args(["--call-limit-ms", "5000"])
         .args(arguments)
         .env("NCCL_SOCKET_IFNAME", "lo")
         // A link that was cut for a moment comes back within this, and a lost peer is seen after

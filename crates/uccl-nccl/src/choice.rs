@@ -10,7 +10,10 @@
 //!   of
 //!   [`LL_PART`] or [`SIMPLE_PART`] bytes.
 
-use uccl_nccl_abi::tuner::protocol;
+use uccl_nccl_abi::{
+    plan::{SIMPLE_THREADS, ll_channels, simple_channels},
+    tuner::protocol,
+};
 
 /// The longest collective of two ranks that LL carries. An all-reduce of two ranks over one TCP
 /// stream took 95 us with LL and 116 with Simple at 64 KiB, and 306 and 167 at 256 KiB: lines
@@ -20,10 +23,6 @@ const LL_MAX_BYTES: usize = 96 << 10;
 const LL_PART: usize = 16 << 10;
 /// The least bytes of a ring's two messages with Simple.
 const SIMPLE_PART: usize = 128 << 10;
-/// Bytes of each rank and channel from which on NCCL takes one more channel, with LL, and bytes of
-/// each channel with Simple.
-const NCCL_LL_PART: usize = 4 << 10;
-const NCCL_SIMPLE_PART: usize = 32 << 10;
 /// Channels that a collective may have however short its messages are.
 const FEW_CHANNELS: usize = 2;
 /// From here on NCCL decides: it keeps the number in a few bits.
@@ -58,10 +57,12 @@ impl Choice {
     fn channels(self, bytes: usize, costs: &[f32], columns: usize) -> usize {
         let ranks = self.ranks.max(2);
         match cheapest(costs, columns) {
-            Some(protocol::LL) => channels(bytes / ranks / LL_PART, bytes / ranks / NCCL_LL_PART),
-            Some(protocol::SIMPLE) => {
-                channels(bytes / ranks / SIMPLE_PART, bytes / NCCL_SIMPLE_PART)
-            }
+            Some(protocol::LL) => channels(bytes / ranks / LL_PART, ll_channels(bytes, ranks)),
+            Some(protocol::SIMPLE) => channels(
+                bytes / ranks / SIMPLE_PART,
+                // No more than NCCL takes of either kind.
+                simple_channels(bytes, SIMPLE_THREADS[1]),
+            ),
             _ => 0,
         }
     }
@@ -69,7 +70,7 @@ impl Choice {
 
 /// As many channels as there are long messages, a few at least, and no more than NCCL takes.
 fn channels(long: usize, of_nccl: usize) -> usize {
-    let chosen = long.max(FEW_CHANNELS).min(of_nccl.max(1));
+    let chosen = long.max(FEW_CHANNELS).min(of_nccl);
     if chosen <= MOST_CHANNELS { chosen } else { 0 }
 }
 

@@ -425,7 +425,7 @@ fn a_peers_end_is_seen_while_a_gpu_does_not_change_its_word() {
 #[test]
 fn a_peer_that_answers_is_not_silent_while_a_gpu_does_not_change_its_word() {
     let scene = scene();
-    let timeouts = [Duration::from_secs(1), Duration::ZERO];
+    let timeouts = [TIMEOUT, Duration::ZERO];
     let ends = timeouts.map(|timeout| endpoint_giving_up_after(timeout, Transport::Tcp));
     let ends = StalledOwner::new(&scene, ends, 8);
     let [ours, theirs] = ends.iovs;
@@ -433,7 +433,7 @@ fn a_peer_that_answers_is_not_silent_while_a_gpu_does_not_change_its_word() {
     let (iovs, adverts) = ([ours], [there]);
     let request = Request::new(ends.to_writer, Op::Write, &iovs, &adverts);
     let transfer = ends.owner.post(&request).expect("posted");
-    let ended = ends.owner.wait(transfer, Some(3 * timeouts[0]), &mut Uninterrupted);
+    let ended = ends.owner.wait(transfer, Some(2 * TIMEOUT), &mut Uninterrupted);
     scene.fake.pause(false);
     assert!(matches!(ended, Ok(Status::Pending)), "{ended:?}");
     let ended = ends.owner.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
@@ -444,11 +444,11 @@ fn a_peer_that_answers_is_not_silent_while_a_gpu_does_not_change_its_word() {
 fn an_owner_is_not_silent_while_its_gpu_does_not_change_a_word() {
     let scene = scene();
     for (transport, len) in [(Transport::Tcp, 0), (Transport::Tcp, 8), (Transport::Local, 0)] {
-        let timeouts = [Duration::ZERO, Duration::from_secs(1)];
+        let timeouts = [Duration::ZERO, TIMEOUT];
         let ends = timeouts.map(|timeout| endpoint_giving_up_after(timeout, transport));
         let ends = StalledOwner::new(&scene, ends, len);
         let wait = |patience| ends.writer.wait(ends.transfer, Some(patience), &mut Uninterrupted);
-        let ended = wait(3 * timeouts[1]);
+        let ended = wait(2 * TIMEOUT);
         scene.fake.pause(false);
         assert!(matches!(ended, Ok(Status::Pending)), "{transport:?}: {ended:?}");
         let ended = wait(PATIENCE);

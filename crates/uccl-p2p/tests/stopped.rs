@@ -18,6 +18,8 @@ use uccl_p2p::{
 use self::loopback::on_loopback;
 
 const LEN: usize = 32 << 20;
+/// Longer than anything takes that has to happen: an endpoint here gives a silent peer up early.
+const FAR: Option<Duration> = Some(Duration::from_secs(20));
 /// Bytes that transfers move, and that callers fill memory with once it is theirs.
 const SENT: u8 = 7;
 const OURS: u8 = 0xa5;
@@ -54,7 +56,7 @@ fn second_process() {
     let mut memory = vec![SENT; LEN];
     let ep = endpoint_with(false);
     let mr = register(&ep, &mut memory);
-    let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
+    let conn = ep.connect(addr.parse().expect("an address"), FAR, &mut Uninterrupted);
     let conn = conn.expect("connected");
     let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
     let op = Op::Write;
@@ -201,7 +203,7 @@ impl AskedRound {
         let ep = endpoint();
         let mut memory = vec![if op == Op::Write { SENT } else { 0 }; LEN];
         let mr = register(&ep, &mut memory);
-        let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
+        let conn = ep.connect(addr.parse().expect("an address"), FAR, &mut Uninterrupted);
         let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
         let adverts = [read_hex(advert)];
         let request = Request::new(conn.expect("connected"), op, &iovs, &adverts);

@@ -169,8 +169,8 @@ fn a_version_arrives_whole_while_its_source_changes() {
                     // short ones interrupt fetches on every machine, and one is long enough.
                     let now = fetches.load(SeqCst);
                     pause = match fetched == now {
-                        true => pause * 5 / 4 + Duration::from_millis(1),
-                        false => Duration::ZERO,
+                        true => pause * 3 / 2 + Duration::from_millis(1),
+                        false => pause / 4,
                     };
                     fetched = now;
                     thread::sleep(pause);

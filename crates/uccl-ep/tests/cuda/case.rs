@@ -78,8 +78,13 @@ pub(super) struct CallResults {
     pub(super) sums: Vec<u16>,
 }
 
-/// The wait for ranks that are then left out.
-const SOON: Duration = Duration::from_secs(1);
+/// The wait for a rank that is then left out, or that has failed: longer than a busy machine keeps
+/// one rank behind another.
+const SOON: Duration = Duration::from_secs(4);
+/// The wait for the rest of a call of which most has come.
+pub(super) const REST: Duration = Duration::from_secs(2);
+/// Far more than any wait of a group of many ranks takes, which have a processor or two.
+pub(super) const LIMIT: Duration = Duration::from_secs(100);
 
 /// How a rank is lost.
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +128,14 @@ impl Case {
 
     fn steps(&self) -> Vec<Step> {
         steps_of(self.masks, self.rounds)
+    }
+
+    /// A rank that is masked is not waited for.
+    fn timeout(&self) -> Duration {
+        match self.lost {
+            Some((_, Loss::Late)) => SOON,
+            _ => LIMIT,
+        }
     }
 
     fn masks_late(&self) -> bool {
@@ -250,7 +263,7 @@ impl Case {
             me,
             ranks: self.ranks,
             pool: self.pool(),
-            timeout: if self.lost.is_some() { SOON } else { Duration::from_secs(60) },
+            timeout: self.timeout(),
             masks_late: self.masks_late(),
             lost: self.lost,
             masks: self.masks,
@@ -370,7 +383,7 @@ impl Case {
                 // The second exchange has the cards.
                 exchange(if (me, exchanged) == (1, 2) { Vec::new() } else { mine })
             };
-            let config = self.config(me, Duration::from_secs(20));
+            let config = self.config(me, LIMIT);
             let group = cuda::Group::join(config, &mut spoils).expect("it joins");
             assert!(group.is_via_host(), "rank {me}");
             group.unreached_reason().map(str::to_owned)
@@ -400,7 +413,7 @@ impl Case {
     pub(crate) fn time(self, rounds: u32) -> (Duration, Option<uccl_ep::ProxyStats>) {
         let took = world(self.ranks, |ranks, me| {
             let inputs = self.inputs_of(me, 0, self.slots);
-            let group = self.join(ranks, me, Duration::from_secs(20));
+            let group = self.join(ranks, me, LIMIT);
             let gpu = Gpu::new();
             let round = GpuCalls::new(&self, &gpu, &inputs);
             let run = |rounds: u32| {
@@ -511,8 +524,7 @@ impl Case {
     }
 
     fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<CallResults> {
-        let timeout = if self.lost.is_some() { SOON } else { Duration::from_secs(20) };
-        let group = self.join(ranks, me, timeout);
+        let group = self.join(ranks, me, self.timeout());
         let gpu = Gpu::new();
         if let Some((lost, Loss::Masked)) = self.lost {
             let change = cuda::MaskChange { left_out: RankSet::of(lost), ..Default::default() };

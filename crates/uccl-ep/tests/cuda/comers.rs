@@ -1,10 +1,15 @@
 //! The last rank leaves, and another takes its place.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use uccl_ep::{Error, RankSet, Result, cuda};
 
-use super::{Case, Gpu, case::GpuCalls, ranks::Ranks, world};
+use super::{
+    Case, Gpu,
+    case::{GpuCalls, LIMIT},
+    ranks::Ranks,
+    world,
+};
 
 /// Exchanges of a meeting in GPU memory: nodes, cards and outcomes.
 const EXCHANGES: usize = 3;
@@ -18,7 +23,7 @@ impl Case {
         world(self.ranks, |ranks, me| {
             let (gpu, inputs) = (Gpu::new(), self.inputs_of(me, 0, self.slots));
             let calls = GpuCalls::new(&self, &gpu, &inputs);
-            let group = self.join(ranks, me, Duration::from_secs(20));
+            let group = self.join(ranks, me, LIMIT);
             let rounds = || {
                 (0..ROUNDS).for_each(|_| calls.enqueue(&self, &group, &gpu));
                 gpu.stream.synchronize().expect("kernels end well");
@@ -37,7 +42,7 @@ impl Case {
                 let mut alone = |mine: Vec<u8>| {
                     Ok((0..self.ranks).map(|rank| (rank == me).then(|| mine.clone())).collect())
                 };
-                let config = self.config(me, Duration::from_secs(20));
+                let config = self.config(me, LIMIT);
                 cuda::Group::join(config, &mut alone).expect("it joins by itself")
             };
             meet(&group, (ranks, me), &gpu).expect("all meet");

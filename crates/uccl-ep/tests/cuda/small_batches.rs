@@ -1,13 +1,13 @@
 //! Small batches in chunks: ready flags that come late, and a table of records that the caller has
 //! overwritten.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use uccl_ep::cuda::{self, low_latency};
 
 use super::{
     Gpu,
-    case::{Case, GpuCalls, Inputs, assert_same},
+    case::{Case, GpuCalls, Inputs, LIMIT, REST, assert_same},
     window::{CALL, Window},
     world,
 };
@@ -33,7 +33,7 @@ impl Case {
         world(2, |ranks, me| {
             let inputs: Vec<_> = (0..2).map(|rank| self.inputs_of(rank, 0, self.slots)).collect();
             let expected = self.on_cpu(ranks, me, &inputs[me..=me]);
-            let group = self.join(ranks, me, Duration::from_secs(20));
+            let group = self.join(ranks, me, LIMIT);
             let gpu = Gpu::new();
             let round = GpuCalls::new(&self, &gpu, &inputs[me]);
             ranks.meet();
@@ -90,7 +90,7 @@ impl Case {
     /// error.
     pub(crate) fn names_a_rank_with_too_large_counts(self) {
         let errors = world(2, |ranks, me| {
-            let group = self.join(ranks, me, Duration::from_secs(20));
+            let group = self.join(ranks, me, LIMIT);
             let (gpu, other) = (Gpu::new(), Gpu::new());
             let inputs = self.inputs_of(me, 0, self.slots);
             let round = GpuCalls::new(&self, &gpu, &inputs);
@@ -117,7 +117,7 @@ impl Case {
         {
             world(self.ranks, |ranks, me| {
                 let inputs = self.inputs_of(me, 0, self.slots);
-                let group = self.join(ranks, me, Duration::from_secs(1));
+                let group = self.join(ranks, me, REST);
                 let gpu = Gpu::new();
                 let round = GpuCalls::new(&self, &gpu, &inputs);
                 ranks.meet();

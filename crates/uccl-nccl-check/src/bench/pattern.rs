@@ -1,7 +1,7 @@
 //! Messages of a collective of two ranks, as NCCL's proxy passes them on.
 
 use serde::{Deserialize, Serialize};
-use uccl_nccl_abi::plan::Plan;
+use uccl_nccl_abi::plan::{Plan, SIMPLE_THREADS, ll_channels, simple_channels};
 
 /// Bytes of data of a step with LL, which sends twice as many.
 const LL_CHUNK: usize = 32 << 10;
@@ -10,9 +10,6 @@ const SIMPLE_CHUNK: usize = 2 << 20;
 const SIMPLE_SLICE: usize = 32 << 10;
 /// Bytes of a message between two ranks.
 const P2P_CHUNK: usize = 128 << 10;
-/// Bytes from which on a collective has one more channel.
-const LL_CHANNEL: usize = 8 << 10;
-const SIMPLE_CHANNEL: usize = 16 << 10;
 /// Channels of messages between two ranks.
 const P2P_CHANNELS: usize = 2;
 /// Messages in flight: the steps of a buffer, and half as many slices of two steps.
@@ -106,8 +103,11 @@ fn slices(bytes: usize, protocol: Protocol) -> Vec<usize> {
 
 /// The channels that NCCL gives an all-reduce of two ranks, of those that it has.
 pub(crate) fn channels(bytes: usize, protocol: Protocol, plan: Plan) -> usize {
-    let each = if protocol == Protocol::LL { LL_CHANNEL } else { SIMPLE_CHANNEL };
-    (bytes / each).clamp(1, plan.channels as usize)
+    let wanted = match protocol {
+        Protocol::LL => ll_channels(bytes, 2),
+        Protocol::Simple => simple_channels(bytes, SIMPLE_THREADS[0]),
+    };
+    wanted.min(plan.channels as usize)
 }
 
 #[cfg(test)]

@@ -28,12 +28,24 @@ pub(crate) fn compiled(folder: &TempDir, source: &str, fault: &str) -> Option<Pa
     Some(library)
 }
 
-/// The outcomes of some checks, and whether the whole passed. A lost peer is to be an error within
-/// so many seconds.
-pub(crate) fn check(library: &Path, only: &str, silence_s: u32) -> (bool, Vec<Value>) {
+/// Limits of a check: of the time until a lost peer is an error, and of a call that must not block.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) silence_s: u32,
+    pub(crate) call_ms: u32,
+}
+
+impl Limits {
+    /// Longer than a busy machine keeps a process from its turn.
+    pub(crate) const FAR: Self = Self { silence_s: 30, call_ms: 8000 };
+}
+
+/// The outcomes of some checks, and whether the whole passed.
+pub(crate) fn check(library: &Path, only: &str, limits: Limits) -> (bool, Vec<Value>) {
     let output = Command::new(env!("CARGO_BIN_EXE_uccl-nccl-check"))
         .arg(library)
-        .args(["--json", "--silence-s", &silence_s.to_string()])
+        .args(["--json", "--silence-s", &limits.silence_s.to_string()])
+        .args(["--call-limit-ms", &limits.call_ms.to_string()])
         .args(["--limit-s", "60", "--only", only])
         .output()
         .expect("the check runs");
@@ -47,7 +59,7 @@ pub(crate) fn check(library: &Path, only: &str, silence_s: u32) -> (bool, Vec<Va
 pub(crate) fn notices(source: &str, fault: &str, (name, silence_s): (&str, u32), words: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(library) = compiled(&folder, source, fault) else { return };
-    let (passed, rows) = check(&library, name, silence_s);
+    let (passed, rows) = check(&library, name, Limits { silence_s, call_ms: 1000 });
     assert!(!passed, "{rows:?}");
     let reason = rows[0]["outcome"]["failed"].as_str().unwrap_or_default();
     assert!(reason.contains(words), "{rows:?}");

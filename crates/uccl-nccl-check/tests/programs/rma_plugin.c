@@ -168,7 +168,7 @@ static int connect_(void *context, void *handles[], int ranks, int rank, void *l
   coll->own->has_joined = 1;
   if (open_streams(coll->streams)) return fail(SYSTEM, "a stream");
   for (int at = 0; at < ranks; at++) memcpy(&coll->peers[at], handles[at], sizeof coll->peers[at]);
-  time_t end = time(NULL) + 3;
+  time_t end = time(NULL) + 8;
   for (int at = 0; at < ranks; at++) {
     bool joined = false;
     while (!joined) {

@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn a_put_does_not_wait_for_ever_for_a_region() {
         let settings = Settings::from_env().expect("settings");
-        let settings = Settings { timeout: Duration::from_secs(1), ..settings };
+        let settings = Settings { timeout: Duration::from_secs(3), ..settings };
         let engine = Arc::new(Engine::new(&settings).expect("an endpoint"));
         let (group, handle) = joining::listen(&engine, 0).expect("a listener");
         joining::join(&group, &[handle], 0).expect("a group of one");

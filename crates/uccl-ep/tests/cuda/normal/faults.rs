@@ -5,7 +5,10 @@ use std::time::Duration;
 use uccl_ep::combine::Order;
 
 use super::{
-    super::{Loss, case::assert_second_is_late},
+    super::{
+        Loss,
+        case::{REST, assert_second_is_late},
+    },
     Fault, Normal,
 };
 
@@ -50,7 +53,7 @@ impl Normal {
         // The host refuses these, and the other rank waits in vain.
         for wrong in [Fault::TokensInBuffer, Fault::ResultsInBuffer] {
             let case = Self { fault: Some(wrong), is_worst: true, ..few };
-            let errors = case.fails(Duration::from_millis(500), |_| Some(case));
+            let errors = case.fails(REST, |_| Some(case));
             assert!(errors[1].contains("copy them first"), "{wrong:?}: {errors:?}");
         }
         let by_expert = Self { by_expert: Some(4), ..few };
