@@ -20,7 +20,7 @@ use uccl_nccl_abi::{
     rma::{RmaConfig, signal},
 };
 
-const NAME: &str = "puts_between_gpus_launch_no_kernel_and_allocate_nothing_after_the_first";
+const NAME: &str = "puts_between_gpus_launch_no_kernel_and_allocate_nothing";
 /// The variable that makes this program a rank, and the mark of lines for the other one.
 const RANK: &str = "UCCL_TEST_RMA_RANK";
 const MARK: &str = "@@";
@@ -169,7 +169,9 @@ fn work(rank: usize) {
     assert_eq!(begun, NcclResult::SUCCESS);
     let (context, peer) = (Pointer(context), 1 - rank);
     let mut rank = joined(rank, context);
-    // The first ones make the locked memory and the events that all others use.
+    let before = (fake.kernels(), fake.allocations());
+    assert_eq!(before.0, 0, "kernels");
+    // In both directions, and to itself.
     for _ in 0..FIRST {
         let requests = [rank.put(peer), rank.put(rank.rank)];
         for request in requests {
@@ -178,8 +180,6 @@ fn work(rank: usize) {
     }
     rank.until("the first signals", || rank.word() == 6 * FIRST);
     swap("the first have come");
-    let before = (fake.kernels(), fake.allocations());
-    assert_eq!(before.0, 0, "kernels");
     for _ in 0..PUTS {
         rank.wait(rank.put(peer));
     }
@@ -212,7 +212,7 @@ fn line_of(rank: &mut impl BufRead) -> Option<String> {
 }
 
 #[test]
-fn puts_between_gpus_launch_no_kernel_and_allocate_nothing_after_the_first() {
+fn puts_between_gpus_launch_no_kernel_and_allocate_nothing() {
     if let Ok(rank) = std::env::var(RANK) {
         return work(rank.parse().expect("a rank"));
     }
