@@ -19,7 +19,7 @@ pub(crate) struct Relays {
 }
 
 impl Relays {
-    /// Takes the call's turn, if it has relays. Calls whose order counts hold a lock meanwhile.
+    /// Takes the call's turn, if it has relays. The caller holds the lock that keeps calls in order.
     pub(crate) fn new(relays: &[Relay], shared: &GroupCore, options: CallOptions) -> Self {
         let (turn, is_held) = match relays.is_empty() {
             true => (0, Vec::new()),
@@ -39,8 +39,8 @@ impl Relays {
         self.waiting.is_empty()
     }
 
-    /// Posts the messages whose bytes have come, if those of earlier calls have been posted. They
-    /// become parts of the call.
+    /// Posts the messages with bytes that have come, if those of earlier calls have been posted.
+    /// They become parts of the call.
     pub(crate) fn post_ready(
         &mut self,
         shared: &GroupCore,

@@ -30,8 +30,8 @@ pub(crate) struct GroupCore {
     health: Mutex<Health>,
 }
 
-/// The order of the calls whose relays are under way: those of one call are posted before those of
-/// the next one, so that each rank expects them in the order in which they come.
+/// The order of calls with relays under way: those of one call are posted before those of the next
+/// one, so that each rank expects them in the order in which they come.
 #[derive(Default)]
 struct Turns {
     next: AtomicU64,

@@ -48,7 +48,7 @@ pub(crate) struct OpenCall {
 }
 
 impl OpenCall {
-    /// Posts the relays whose bytes have come.
+    /// Posts the relays of bytes that have come.
     fn pass_on(&mut self, shared: &GroupCore) -> Result<()> {
         self.relays.post_ready(shared, &self.regions, &mut self.parts)
     }
@@ -196,7 +196,7 @@ impl Work {
             false => slice.map(|slice| slice.min(SLICE_WITH_RELAYS)),
         };
         let until = slice.map(|slice| Instant::now() + slice);
-        // Those whose bytes came before the call's turn did.
+        // Their bytes may have come before the call's turn.
         open.pass_on(&self.shared)?;
         let (mut is_done, mut at) = (true, 0);
         // Relays that are posted meanwhile are behind the others.

@@ -1,4 +1,4 @@
-//! Groups whose ranks are threads of one process.
+//! Groups with threads of one process as their ranks.
 
 use std::{
     sync::{Arc, Mutex},
@@ -49,7 +49,7 @@ pub(crate) fn byte(from: usize, to: usize, at: usize) -> u8 {
     (from * 31 + to * 7 + at) as u8
 }
 
-/// Runs a function on each rank of a group, whose ranks are on these hosts.
+/// Runs a function on each rank of a group on these hosts, one for each rank.
 pub(crate) fn on_hosts(
     transport: Transport,
     hosts: &[u8],

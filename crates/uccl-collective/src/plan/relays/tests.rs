@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::*;
 
-/// A group whose ranks are on these hosts.
+/// A group with its ranks on these hosts.
 fn hosts(of_rank: &[u8]) -> Hosts {
     Hosts::of(of_rank.iter().map(|host| IpAddr::from([10, 0, 0, *host])))
 }
