@@ -253,8 +253,8 @@ fn hosts(cards: &[RankCard]) -> Hosts {
     Hosts::of(cards.iter().map(|card| card.addr.ip()))
 }
 
-/// Whether pairs of ranks have a connection for relays. Programs that must register their memory are
-/// written for UCCL, which has messages and no broadcast.
+/// Whether pairs of ranks have a connection for relays. Programs that must register their memory
+/// are written for UCCL, which has messages and no broadcast.
 fn has_relays(cards: &[RankCard], needs_registration: bool) -> bool {
     !needs_registration && hosts(cards).need_relays()
 }

@@ -5,7 +5,7 @@
 //!       |
 //!     mesh       connections for each pair of ranks         work     the messages of a call
 //!       |                                                     |
-//!     shared     connections, lost ranks, notices           memory   regions of a call or for longer
+//!     shared     connections, lost ranks, notices           memory   regions of a call, or longer
 //!
 //!     plan       the messages of a collective: plain data   relayer  a thread that passes bytes on
 //! ```

@@ -19,7 +19,8 @@ pub(crate) struct Relays {
 }
 
 impl Relays {
-    /// Takes the call's turn, if it has relays. The caller holds the lock that keeps calls in order.
+    /// Takes the call's turn, if it has relays. The caller holds the lock that keeps calls in
+    /// order.
     pub(crate) fn new(relays: &[Relay], shared: &GroupCore, options: CallOptions) -> Self {
         let (turn, is_held) = match relays.is_empty() {
             true => (0, Vec::new()),
