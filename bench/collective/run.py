@@ -1,9 +1,10 @@
 """Collectives that copy over this project's backend for torch.distributed beside gloo, in turns, in the same processes.
 
-    python -m bench.collective.run [--ranks 2,4] [--apart] [--rounds 5] [--python PYTHON] [--json FILE]
+    python -m bench.collective.run [--ranks 2,4] [--apart] [--mbit 2000] [--rounds 5] [--python PYTHON] [--json FILE]
 
 Run it by, or with, a Python that has torch and the wheel. ``--apart`` gives each rank a network namespace of its own, which
-a bridge joins with the others: data goes over TCP there. ``bytes`` are those of each pair of ranks.
+a bridge joins with the others: data goes over TCP there. ``--mbit`` limits what each of these sends and receives, as its
+NIC would: without it the processors are the limit. ``bytes`` are those of each pair of ranks.
 """
 
 from __future__ import annotations
@@ -28,9 +29,16 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
 
+def limit(mbit: int, *device: str) -> None:
+    """Has a device send so many Mbit/s at most."""
+    rate = ["rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms"]
+    at, name = device[:-1], device[-1]
+    subprocess.run(["tc", *at, "qdisc", "add", "dev", name, "root", "tbf", *rate], check=True)
+
+
 @contextmanager
-def apart(ranks: int) -> Iterator[list[str]]:
-    """Namespaces, one for each rank, that a bridge joins."""
+def apart(ranks: int, mbit: int) -> Iterator[list[str]]:
+    """Namespaces, one for each rank, that a bridge joins; ``mbit`` is the rate of each, 0 for any."""
     bridge, names = f"ucb{os.getpid()}", [f"uccl-bench-{os.getpid()}-{i}" for i in range(ranks)]
     with ExitStack() as undo:
         ip("link", "add", bridge, "type", "bridge")
@@ -45,6 +53,9 @@ def apart(ranks: int) -> Iterator[list[str]]:
             ip("-n", name, "addr", "add", f"{SUBNET}.{i + 1}/24", "dev", "e0")
             ip("-n", name, "link", "set", "e0", "up")
             ip("-n", name, "link", "set", "lo", "up")
+            if mbit:
+                limit(mbit, "-n", name, "e0")
+                limit(mbit, near)
         yield names
 
 
@@ -52,7 +63,7 @@ def one(options: argparse.Namespace, ranks: int) -> list[dict]:
     """The rows of one number of ranks."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        names = stack.enter_context(apart(ranks)) if options.apart else []
+        names = stack.enter_context(apart(ranks, options.mbit)) if options.apart else []
         processes = []
         for rank in range(ranks):
             command = [options.python, str(Path(__file__).with_name("rank.py"))]
@@ -102,6 +113,7 @@ def main() -> int:
     )
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas between them")
     parser.add_argument("--apart", action="store_true", help="a network namespace for each rank")
+    parser.add_argument("--mbit", type=int, default=0, help="the rate of each namespace, in Mbit/s")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.2, help="of each measurement")
     parser.add_argument("--sizes", default=SIZES, help="bytes, with commas between them")

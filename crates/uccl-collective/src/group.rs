@@ -13,7 +13,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_p2p::{ConnId, CudaStream, Endpoint, Interrupt, MrId};
+use uccl_p2p::{ConnId, Endpoint, Interrupt, MrId};
 use uccl_wire::group::{GroupHello, RANK_CARD_LEN, RankCard};
 
 use crate::{
@@ -22,7 +22,8 @@ use crate::{
     ledger::Ledger,
     memory::{Buffer, Registry},
     mesh::{self, Meeting},
-    plan::Place,
+    plan::{Hosts, Place},
+    relayer::Relayer,
     shared::GroupCore,
     work::Work,
 };
@@ -42,24 +43,18 @@ pub struct GroupRequest<'a> {
     pub needs_registration: bool,
 }
 
-/// Options of a call.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CallOptions {
-    /// How long its messages may take; `None` takes the endpoint's time, zero is no limit.
-    pub timeout: Option<Duration>,
-    /// It begins after the work that is on this stream.
-    pub after: Option<CudaStream>,
-}
-
 /// A rank's end of a group. All ranks call its collectives in the same order.
 pub struct Group {
     shared: Arc<GroupCore>,
     cards: Vec<RankCard>,
+    /// None in a group without relays.
+    hosts: Option<Hosts>,
     /// The ranks, by their numbers in the first group.
     members: Vec<u32>,
     needs_registration: bool,
     registry: Registry,
     ledger: Ledger,
+    relayer: Relayer,
     /// Held while the messages of a call are posted: two calls of two threads do not mix.
     posting: Mutex<()>,
     /// A byte to send and a byte from each rank, for barriers.
@@ -94,6 +89,7 @@ impl Group {
             place,
             cards: &cards,
             hello,
+            has_relays: has_relays(&cards, request.needs_registration),
             timeout: request.timeout,
         };
         Self::meet(meeting, request.needs_registration, interrupt)
@@ -105,7 +101,7 @@ impl Group {
         interrupt: &mut dyn Interrupt,
     ) -> Result<Self> {
         let conns = mesh::meet(&meeting, interrupt)?;
-        let Meeting { endpoint, inbox, place, cards, hello, .. } = meeting;
+        let Meeting { endpoint, inbox, place, cards, hello, has_relays, .. } = meeting;
         let ends = (endpoint.clone(), inbox.clone());
         let shared = GroupCore::new(ends, place, hello.epoch, conns);
         let registry = Registry::default();
@@ -114,10 +110,12 @@ impl Group {
         Ok(Self {
             shared: Arc::new(shared),
             cards: cards.to_vec(),
+            hosts: has_relays.then(|| hosts(cards)),
             members: hello.members,
             needs_registration,
             registry,
             ledger: Ledger::default(),
+            relayer: Relayer::default(),
             posting: Mutex::default(),
             tokens,
             is_closed: AtomicBool::new(false),
@@ -218,6 +216,7 @@ impl Group {
             place,
             cards: &cards,
             hello: GroupHello { epoch: self.shared.epoch + 1, members },
+            has_relays: has_relays(&cards, self.needs_registration),
             timeout,
         };
         Self::meet(meeting, self.needs_registration, interrupt)
@@ -228,8 +227,9 @@ impl Group {
         if self.is_closed.swap(true, Ordering::SeqCst) {
             return;
         }
+        self.relayer.close();
         self.ledger.clear();
-        for (_, conn) in self.shared.others() {
+        for (_, conn) in self.shared.all_conns() {
             mesh::leave(&self.shared.endpoint, conn);
         }
         self.registry.clear(&self.shared.endpoint);
@@ -247,6 +247,16 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn hosts(cards: &[RankCard]) -> Hosts {
+    Hosts::of(cards.iter().map(|card| card.addr.ip()))
+}
+
+/// Whether pairs of ranks have a connection for relays. Programs that must register their memory
+/// are written for UCCL, which has messages and no broadcast.
+fn has_relays(cards: &[RankCard], needs_registration: bool) -> bool {
+    !needs_registration && hosts(cards).need_relays()
 }
 
 /// A byte for each rank, and one more. Barriers send and receive them; nobody reads them.

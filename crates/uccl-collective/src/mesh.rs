@@ -1,5 +1,7 @@
-//! One connection for each pair of ranks. A rank connects to those before it, and accepts those
-//! behind it. Both ends of a connection say which group they mean.
+//! One connection for each pair of ranks, or two: the second is for messages of relays, which begin
+//! when bytes have come and keep no order with the calls' other messages. A rank connects to those
+//! before it, and accepts those behind it. Both ends of a connection say which group they mean, and
+//! which of the two connections it is.
 
 use std::{
     collections::HashMap,
@@ -9,7 +11,7 @@ use std::{
 };
 
 use uccl_p2p::{ConnId, ConnectHandle, ConnectRequest, Endpoint, Interrupt};
-use uccl_wire::group::{GroupHello, RankCard};
+use uccl_wire::group::{GroupHello, OF_RELAYS, RankCard};
 
 use crate::{
     error::{Error, Result},
@@ -27,13 +29,25 @@ pub(crate) struct Meeting<'a> {
     pub(crate) place: Place,
     pub(crate) cards: &'a [RankCard],
     pub(crate) hello: GroupHello,
+    /// Whether each pair has a second connection.
+    pub(crate) has_relays: bool,
     /// Zero is no limit.
     pub(crate) timeout: Duration,
 }
 
-/// A mesh that is being made.
+/// The connections to each rank; none to the own.
+#[derive(Debug)]
+pub(crate) struct Conns {
+    pub(crate) direct: Vec<Option<ConnId>>,
+    /// Those of relays; empty in a group without.
+    pub(crate) relays: Vec<Option<ConnId>>,
+}
+
+/// A mesh that is being made. A place is a rank's connection: the first ones are direct, and those
+/// of relays follow.
 struct Mesh<'a> {
     meeting: &'a Meeting<'a>,
+    /// By place.
     connects: Vec<Option<ConnectHandle>>,
     conns: Vec<Option<ConnId>>,
     /// Whether the rank's hello has come.
@@ -43,35 +57,44 @@ struct Mesh<'a> {
     started: Instant,
 }
 
-/// The connection to each rank; none to the own.
+/// Makes the connections to all ranks.
 ///
 /// # Errors
 /// Ranks have not come in time, or mean another group. Then no connection is left.
-pub(crate) fn meet(
-    meeting: &Meeting<'_>,
-    interrupt: &mut dyn Interrupt,
-) -> Result<Vec<Option<ConnId>>> {
+pub(crate) fn meet(meeting: &Meeting<'_>, interrupt: &mut dyn Interrupt) -> Result<Conns> {
     let ranks = meeting.place.ranks;
+    let places = if meeting.has_relays { 2 * ranks } else { ranks };
     let mut mesh = Mesh {
         meeting,
-        connects: Vec::with_capacity(ranks),
-        conns: vec![None; ranks],
-        has_come: vec![false; ranks],
+        connects: Vec::with_capacity(places),
+        conns: vec![None; places],
+        has_come: vec![false; places],
         accepted: HashMap::new(),
         started: Instant::now(),
     };
-    mesh.has_come[meeting.place.rank] = true;
+    for place in (meeting.place.rank..places).step_by(ranks) {
+        mesh.has_come[place] = true;
+    }
     let made = mesh.begin().and_then(|()| mesh.complete(interrupt));
     if made.is_err() {
         mesh.take_down();
     }
-    made.map(|()| mesh.conns)
+    made.map(|()| {
+        let relays = mesh.conns.split_off(ranks);
+        Conns { direct: mesh.conns, relays }
+    })
 }
 
 impl Mesh<'_> {
     fn begin(&mut self) -> Result<()> {
         let Meeting { endpoint, place, cards, timeout, .. } = *self.meeting;
-        for card in &cards[..place.rank] {
+        for at in 0..self.conns.len() {
+            let rank = at % place.ranks;
+            if rank >= place.rank {
+                self.connects.push(None);
+                continue;
+            }
+            let card = &cards[rank];
             let request = ConnectRequest {
                 timeout: Some(timeout),
                 instance: Some(card.instance),
@@ -103,17 +126,20 @@ impl Mesh<'_> {
 
     /// Goes on with the connects to the ranks before this one.
     fn connect(&mut self) -> Result<()> {
-        for rank in 0..self.connects.len() {
-            let Some(connect) = &self.connects[rank] else { continue };
+        for at in 0..self.connects.len() {
+            let Some(connect) = &self.connects[at] else { continue };
             let Poll::Ready(connected) = connect.poll() else { continue };
-            self.connects[rank] = None;
+            self.connects[at] = None;
             match connected {
                 Ok(conn) => {
-                    self.conns[rank] = Some(conn);
-                    self.say_hello(conn)?;
+                    self.conns[at] = Some(conn);
+                    self.say_hello(at, conn)?;
                 }
                 // The rank's endpoint was there when it told its card.
-                Err(e) => return Err(self.not_joined(format!("rank {rank}: {e}"))),
+                Err(e) => {
+                    let rank = at % self.meeting.place.ranks;
+                    return Err(self.not_joined(format!("rank {rank}: {e}")));
+                }
             }
         }
         Ok(())
@@ -135,48 +161,64 @@ impl Mesh<'_> {
     }
 
     fn read_hellos(&mut self) -> Result<()> {
-        let mut later = Vec::new();
+        let (mut later, ranks) = (Vec::new(), self.meeting.place.ranks);
         for (conn, hello) in self.meeting.inbox.hellos(self.meeting.endpoint)? {
             let connected = self.conns.iter().position(|known| *known == Some(conn));
-            let Some(rank) = connected.or_else(|| self.accepted.get(&conn).copied()) else {
+            let rank = connected.map(|at| at % ranks);
+            let Some(rank) = rank.or_else(|| self.accepted.get(&conn).copied()) else {
                 // Its connection has not been accepted yet, or it is of another time.
                 if self.meeting.endpoint.check_connection(conn).is_ok() {
                     later.push((conn, hello));
                 }
                 continue;
             };
-            if hello.epoch != self.meeting.hello.epoch {
+            let meant = self.place_of(rank, hello.epoch);
+            let Some(at) = meant.filter(|at| connected.is_none_or(|ours| ours == *at)) else {
                 if connected.is_none() {
                     self.accepted.remove(&conn);
                     leave(self.meeting.endpoint, conn);
                 }
                 continue;
-            }
+            };
             if hello.members != self.meeting.hello.members {
                 let ours = self.meeting.hello.members.clone();
                 return Err(Error::Disagreement { rank, theirs: hello.members, ours });
             }
             if connected.is_none() {
                 self.accepted.remove(&conn);
-                if let Some(earlier) = self.conns[rank].replace(conn) {
+                if let Some(earlier) = self.conns[at].replace(conn) {
                     leave(self.meeting.endpoint, earlier);
                 }
-                self.say_hello(conn)?;
+                self.say_hello(at, conn)?;
             }
-            self.has_come[rank] = true;
+            self.has_come[at] = true;
         }
         self.meeting.inbox.keep(later);
         Ok(())
     }
 
-    fn say_hello(&self, conn: ConnId) -> Result<()> {
-        let hello = self.meeting.hello.encode();
+    /// The place of a rank's connection with a hello of this epoch; `None`: it means another group.
+    fn place_of(&self, rank: usize, epoch: u32) -> Option<usize> {
+        let own = self.meeting.hello.epoch;
+        if epoch == own {
+            return Some(rank);
+        }
+        let is_of_relays = self.meeting.has_relays && epoch == own | OF_RELAYS;
+        is_of_relays.then_some(self.meeting.place.ranks + rank)
+    }
+
+    fn say_hello(&self, at: usize, conn: ConnId) -> Result<()> {
+        let GroupHello { epoch, members } = self.meeting.hello.clone();
+        let epoch = if at < self.meeting.place.ranks { epoch } else { epoch | OF_RELAYS };
+        let hello = GroupHello { epoch, members }.encode();
         Ok(self.meeting.endpoint.send_notif(conn, &hello, None).map(drop)?)
     }
 
     fn not_joined(&self, reason: String) -> Error {
-        let come = self.has_come.iter().enumerate();
-        let missing = come.filter(|(_, come)| !**come).map(|(rank, _)| rank).collect();
+        let ranks = self.meeting.place.ranks;
+        let is_missing =
+            |rank: &usize| self.has_come.iter().skip(*rank).step_by(ranks).any(|come| !come);
+        let missing = (0..ranks).filter(is_missing).collect();
         Error::NotJoined { missing, waited: self.started.elapsed(), reason }
     }
 

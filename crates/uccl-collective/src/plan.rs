@@ -1,7 +1,12 @@
 //! The messages of a collective: plain data; no I/O, lock, clock or thread.
 //!
 //! Every collective here is an exchange: each rank has a piece for each other rank, or none, and
-//! room for a piece of each other rank, or none. Each message goes straight to its rank.
+//! room for a piece of each other rank, or none. Each message goes straight to its rank, but for
+//! those of a long [broadcast](relayed_broadcast) to other hosts.
+
+mod relays;
+
+pub use relays::{Hosts, Relay, RelayPlan, relayed_broadcast};
 
 use crate::error::{Error, Result};
 
@@ -220,6 +225,28 @@ mod tests {
         let order: Vec<_> = messages.iter().map(|m| (m.direction, m.peer)).collect();
         let (recv, send) = (Direction::Recv, Direction::Send);
         assert_eq!(order, [(recv, 0), (recv, 3), (recv, 2), (send, 2), (send, 3), (send, 0)]);
+    }
+
+    #[test]
+    fn in_each_step_every_rank_is_sent_to_once_and_expects_it() {
+        for ranks in 2..9 {
+            let slots: Vec<_> = (0..ranks).map(|rank| Piece::whole(rank, 1)).collect();
+            let peers = |rank, direction| -> Vec<_> {
+                let messages = all_to_all(Place { rank, ranks }, &slots, &slots).expect("a plan");
+                let of_it = messages.into_iter().filter(|one| one.direction == direction);
+                of_it.map(|message| message.peer).collect()
+            };
+            let sent: Vec<_> = (0..ranks).map(|rank| peers(rank, Direction::Send)).collect();
+            let expected: Vec<_> = (0..ranks).map(|rank| peers(rank, Direction::Recv)).collect();
+            for step in 0..ranks - 1 {
+                let mut reached: Vec<_> = sent.iter().map(|peers| peers[step]).collect();
+                for (rank, peer) in reached.iter().enumerate() {
+                    assert_eq!(expected[*peer][step], rank, "step {step} of {ranks} ranks");
+                }
+                reached.sort_unstable();
+                assert_eq!(reached, (0..ranks).collect::<Vec<_>>(), "step {step}");
+            }
+        }
     }
 
     #[test]

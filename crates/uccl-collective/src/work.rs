@@ -2,20 +2,27 @@
 
 use std::{
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
-use uccl_p2p::{Interrupt, Status, TransferHandle, Uninterrupted};
+use uccl_p2p::{Interrupt, Status, Uninterrupted};
 
 use crate::{
     error::{Error, Result},
     memory::CallRegions,
+    part::Part,
+    relays::Relays,
     shared::GroupCore,
 };
 
 /// How long a waiting call looks at its messages between two looks at the other ranks' notices.
 const SLICE: Duration = Duration::from_millis(20);
+/// The same while bytes of any message may be waited for by another rank.
+const SLICE_WITH_RELAYS: Duration = Duration::from_millis(1);
+/// The pause between two looks at earlier calls' relays.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// A call of a group that has begun. Its memory is kept allocated until it has ended.
 pub struct Work {
@@ -31,19 +38,20 @@ enum Stage {
     Ended(Result<()>),
 }
 
-struct OpenCall {
-    parts: Vec<Part>,
+/// The messages and the memory of a call that has not ended.
+pub(crate) struct OpenCall {
+    pub(crate) parts: Vec<Part>,
+    /// They become parts.
+    pub(crate) relays: Relays,
     /// Ends with the call, after its messages.
-    _regions: CallRegions,
+    pub(crate) regions: CallRegions,
 }
 
-/// A message under way.
-pub(crate) struct Part {
-    pub(crate) peer: usize,
-    /// The length of a receive.
-    pub(crate) expected: Option<u64>,
-    pub(crate) handle: TransferHandle,
-    pub(crate) is_done: bool,
+impl OpenCall {
+    /// Posts the relays of bytes that have come.
+    fn pass_on(&mut self, shared: &GroupCore) -> Result<()> {
+        self.relays.post_ready(shared, &self.regions, &mut self.parts)
+    }
 }
 
 impl Work {
@@ -51,10 +59,9 @@ impl Work {
         id: u64,
         shared: Arc<GroupCore>,
         is_collective: bool,
-        (parts, regions): (Vec<Part>, CallRegions),
+        open: OpenCall,
     ) -> Self {
-        let stage = Mutex::new(Stage::Open(OpenCall { parts, _regions: regions }));
-        Self { id, shared, is_collective, stage }
+        Self { id, shared, is_collective, stage: Mutex::new(Stage::Open(open)) }
     }
 
     /// Its number in its group.
@@ -121,12 +128,32 @@ impl Work {
             let Some(stage) = self.stage.try_lock() else { return false };
             let Stage::Open(open) = &*stage else { return true };
             let is_pending = |part: &Part| matches!(part.handle.status(), Ok(Status::Pending));
-            if open.parts.iter().any(|part| !part.is_done && is_pending(part)) {
+            let is_open = |part: &Part| !part.is_done && is_pending(part);
+            if !open.relays.is_empty() || open.parts.iter().any(is_open) {
                 return false;
             }
         }
         // The next question about the call gets the error.
         !matches!(self.poll(), Ok(false))
+    }
+
+    /// Passes on the bytes that have come, without progress, and tells how many messages are left
+    /// to be passed on; `None`: a caller does so.
+    pub(crate) fn pass_on(&self) -> Option<usize> {
+        let mut stage = self.stage.try_lock()?;
+        let Stage::Open(open) = &mut *stage else { return Some(0) };
+        if self.shared.broken().is_some() {
+            // The call fails as soon as its caller asks.
+            return Some(0);
+        }
+        match open.pass_on(&self.shared) {
+            Ok(()) => Some(open.relays.len()),
+            Err(error) => {
+                let why = self.give_up(open, error);
+                *stage = Stage::Ended(Err(why));
+                Some(0)
+            }
+        }
     }
 
     /// Makes progress for at most `slice`; once, if there is none.
@@ -164,18 +191,40 @@ impl Work {
         slice: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<bool> {
+        let slice = match open.relays.is_empty() {
+            true => slice,
+            false => slice.map(|slice| slice.min(SLICE_WITH_RELAYS)),
+        };
         let until = slice.map(|slice| Instant::now() + slice);
-        let mut is_done = true;
-        for part in open.parts.iter_mut().filter(|part| !part.is_done) {
-            let status = match until {
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    part.handle.wait(Some(left), interrupt)?
+        // Their bytes may have come before the call's turn.
+        open.pass_on(&self.shared)?;
+        let (mut is_done, mut at) = (true, 0);
+        // Relays that are posted meanwhile are behind the others.
+        while at < open.parts.len() {
+            if !open.parts[at].is_done {
+                let handle = &open.parts[at].handle;
+                let status = match until {
+                    Some(until) => {
+                        let left = until.saturating_duration_since(Instant::now());
+                        handle.wait(Some(left), interrupt)?
+                    }
+                    None => handle.poll()?,
+                };
+                let has_ended = self.judge(&open.parts[at], status)?;
+                open.parts[at].is_done = has_ended;
+                is_done &= has_ended;
+                if has_ended {
+                    open.pass_on(&self.shared)?;
                 }
-                None => part.handle.poll()?,
-            };
-            part.is_done = self.judge(part, status)?;
-            is_done &= part.is_done;
+            }
+            at += 1;
+        }
+        if is_done && !open.relays.is_empty() {
+            // They follow an earlier call's, which the thread of relays posts.
+            if let Some(until) = until {
+                thread::sleep(until.saturating_duration_since(Instant::now()).min(PAUSE));
+            }
+            is_done = false;
         }
         Ok(is_done)
     }

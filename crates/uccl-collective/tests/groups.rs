@@ -1,77 +1,18 @@
 //! Groups of ranks that are threads of one process, over TCP and the links of a host.
 
-use std::{
-    cell::Cell,
-    sync::{Arc, Barrier, Mutex},
-    thread,
-    time::Duration,
-};
+mod common;
 
-use uccl_collective::{Buffer, CallOptions, Direction, Error, Group, GroupRequest};
-use uccl_p2p::{Config, Endpoint, Transport, Uninterrupted};
+use std::{cell::Cell, sync::Barrier, thread, time::Duration};
 
-/// Longer than anything takes that has to happen.
-const FAR: Duration = Duration::from_secs(40);
+use common::{FAR, Memory, byte, done, endpoint, on_hosts};
+use uccl_collective::{CallOptions, Direction, Error, Group, GroupRequest};
+use uccl_p2p::{Endpoint, Transport, Uninterrupted};
+
 const BOTH: [Transport; 2] = [Transport::Tcp, Transport::Local];
 
-fn endpoint(transport: Transport) -> Endpoint {
-    let bind = Some([127, 0, 0, 1].into());
-    let config = Config { bind, port: Some(0), num_cpus: 1, transport, ..Config::default() };
-    Endpoint::new(Config { timeout: Duration::from_secs(20), transfer_timeout: FAR, ..config })
-        .expect("an endpoint")
-}
-
-/// A rank's memory, which the engine reads and writes behind the compiler's back.
-struct Memory(Arc<Mutex<Box<[u8]>>>);
-
-impl Memory {
-    fn filled(len: usize, byte: impl Fn(usize) -> u8) -> Self {
-        Self(Arc::new(Mutex::new((0..len).map(byte).collect())))
-    }
-
-    fn buffer(&self) -> Buffer {
-        let len = self.0.lock().expect("whole").len();
-        self.part(0, len)
-    }
-
-    fn part(&self, at: usize, len: usize) -> Buffer {
-        let ptr = self.0.lock().expect("whole")[at..].as_mut_ptr() as usize;
-        // SAFETY: the box lives as long as the Arc, and tests look at it after the call's end.
-        unsafe { Buffer::new(ptr, len, Arc::clone(&self.0) as _) }
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        self.0.lock().expect("whole").to_vec()
-    }
-}
-
-/// The byte at `at` that rank `from` sends to rank `to`.
-fn byte(from: usize, to: usize, at: usize) -> u8 {
-    (from * 31 + to * 7 + at) as u8
-}
-
-/// Runs a function on each rank of a group.
+/// Runs a function on each rank of a group on one host.
 fn on_ranks(transport: Transport, ranks: usize, run: impl Fn(Endpoint, Group) + Send + Sync) {
-    let ends: Vec<_> = (0..ranks).map(|_| endpoint(transport)).collect();
-    let cards: Vec<_> = ends.iter().map(|end| Group::card(end).to_vec()).collect();
-    thread::scope(|scope| {
-        for (rank, end) in ends.into_iter().enumerate() {
-            let (cards, run) = (&cards, &run);
-            scope.spawn(move || {
-                let endpoint = &end;
-                let request =
-                    GroupRequest { endpoint, rank, cards, timeout: FAR, needs_registration: false };
-                let group = Group::join(&request, &mut Uninterrupted).expect("joined");
-                assert_eq!((group.rank(), group.ranks()), (rank, ranks));
-                run(end, group);
-            });
-        }
-    });
-}
-
-fn done(work: uccl_collective::Result<Arc<uccl_collective::Work>>) {
-    let ended = work.expect("begun").wait(Some(FAR), &mut Uninterrupted).expect("well");
-    assert!(ended, "it has not ended");
+    on_hosts(transport, &vec![1; ranks], run);
 }
 
 #[test]
@@ -230,9 +171,9 @@ fn a_call_leaves_no_region_behind() {
 }
 
 /// Ranks 0 and 1 notice that rank 2 has left in the middle of a call, and go on without it.
-fn expect_others_to_go_on(transport: Transport, is_root: bool) {
+fn expect_others_to_go_on(transport: Transport, hosts: &[u8], is_root: bool) {
     let met = Barrier::new(3);
-    on_ranks(transport, 3, |end, group| {
+    on_hosts(transport, hosts, |end, group| {
         let none = CallOptions::default();
         done(group.barrier(none));
         if group.rank() == 2 {
@@ -286,15 +227,17 @@ impl WaitOnce for Barrier {
 #[test]
 fn ranks_go_on_without_one_that_left() {
     for transport in BOTH {
-        expect_others_to_go_on(transport, true);
-        expect_others_to_go_on(transport, false);
+        for hosts in [[1, 1, 1], [1, 2, 3]] {
+            expect_others_to_go_on(transport, &hosts, true);
+            expect_others_to_go_on(transport, &hosts, false);
+        }
     }
 }
 
 #[test]
 fn ranks_that_disagree_do_not_join() {
-    let (here, there) = (endpoint(Transport::Tcp), endpoint(Transport::Tcp));
-    let stranger = endpoint(Transport::Tcp);
+    let (here, there) = (endpoint(Transport::Tcp, 1), endpoint(Transport::Tcp, 1));
+    let stranger = endpoint(Transport::Tcp, 1);
     let timeout = Duration::from_secs(5);
     // One of them means a third rank as well.
     let pair = [&here, &there].map(|end| Group::card(end).to_vec()).to_vec();
@@ -320,7 +263,7 @@ fn ranks_that_disagree_do_not_join() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named() {
-    let (here, there) = (endpoint(Transport::Tcp), endpoint(Transport::Tcp));
+    let (here, there) = (endpoint(Transport::Tcp, 1), endpoint(Transport::Tcp, 1));
     let cards = [&here, &there].map(|end| Group::card(end).to_vec());
     let timeout = Duration::from_millis(300);
     for rank in [0, 1] {

@@ -15,6 +15,9 @@
 //! deadline. No panic leaves one. A function that NCCL may call with a null pointer
 //! takes it.
 
+#[cfg(test)]
+#[path = "../../uccl-flow/tests/allocations/mod.rs"]
+mod allocations;
 mod choice;
 mod comm;
 mod devices;

@@ -20,16 +20,14 @@ use uccl_nccl_abi::{
     rma::{RmaConfig, signal},
 };
 
-const NAME: &str = "puts_between_gpus_launch_no_kernel_and_allocate_nothing_after_the_first";
+const NAME: &str = "puts_between_gpus_launch_no_kernel_and_allocate_nothing";
 /// The variable that makes this program a rank, and the mark of lines for the other one.
 const RANK: &str = "UCCL_TEST_RMA_RANK";
 const MARK: &str = "@@";
 const LEN: usize = 1 << 20;
 const WORDS: usize = 64;
 const FIRST: u64 = 20;
-/// Puts of a round, and the most rounds until one takes no memory.
 const PUTS: u64 = 20;
-const ROUNDS: u64 = 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A pointer of the plugin's.
@@ -164,17 +162,6 @@ fn joined(rank: usize, context: Pointer) -> Rank {
     Rank::join(context, handles, rank, comm)
 }
 
-/// Makes the puts of a round. Whether either rank has allocated memory meanwhile.
-fn has_grown(rank: &Rank, round: u64, allocations: impl Fn() -> u64) -> bool {
-    let before = allocations();
-    for _ in 0..PUTS {
-        rank.wait(rank.put(1 - rank.rank));
-    }
-    rank.until("all signals", || rank.word() == 6 * FIRST + 3 * PUTS * round);
-    let own = (allocations() > before).to_string();
-    [swap(&own), own].contains(&true.to_string())
-}
-
 fn work(rank: usize) {
     let (fake, mut context) = (fake_driver::load(), null_mut());
     // SAFETY: as NCCL does.
@@ -182,7 +169,9 @@ fn work(rank: usize) {
     assert_eq!(begun, NcclResult::SUCCESS);
     let (context, peer) = (Pointer(context), 1 - rank);
     let mut rank = joined(rank, context);
-    // The first ones make the locked memory and the events that all others use.
+    let before = (fake.kernels(), fake.allocations());
+    assert_eq!(before.0, 0, "kernels");
+    // In both directions, and to itself.
     for _ in 0..FIRST {
         let requests = [rank.put(peer), rank.put(rank.rank)];
         for request in requests {
@@ -191,13 +180,11 @@ fn work(rank: usize) {
     }
     rank.until("the first signals", || rank.word() == 6 * FIRST);
     swap("the first have come");
-    // Puts of both ranks may meet for the first time, and take more memory, which stays.
-    let mut rounds = 1;
-    while has_grown(&rank, rounds, || fake.allocations()) {
-        assert!(rounds < ROUNDS, "each round of puts takes memory of the GPU's");
-        rounds += 1;
+    for _ in 0..PUTS {
+        rank.wait(rank.put(peer));
     }
-    assert_eq!(fake.kernels(), 0, "kernels");
+    rank.until("all signals", || rank.word() == 6 * FIRST + 3 * PUTS);
+    assert_eq!((fake.kernels(), fake.allocations()), before, "kernels, and memory of the GPU's");
     let wanted = peer as u8 + 1;
     assert!(rank.bytes(1).iter().all(|byte| *byte == wanted), "bytes of rank {peer}");
     swap("all have come");
@@ -225,7 +212,7 @@ fn line_of(rank: &mut impl BufRead) -> Option<String> {
 }
 
 #[test]
-fn puts_between_gpus_launch_no_kernel_and_allocate_nothing_after_the_first() {
+fn puts_between_gpus_launch_no_kernel_and_allocate_nothing() {
     if let Ok(rank) = std::env::var(RANK) {
         return work(rank.parse().expect("a rank"));
     }

@@ -18,7 +18,7 @@
 //! | offset | type | field of the hello | field of the notice |
 //! | --- | --- | --- | --- |
 //! | 0 | 4 B | `UGH1` | `UGN1` |
-//! | 4 | u32 | epoch | epoch |
+//! | 4 | u32 | epoch; [`OF_RELAYS`] is set in that of a relays' connection | epoch |
 //! | 8 | u32 each | the ranks of the group, by their first numbers | the lost ranks, by their numbers in this group |
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -27,6 +27,8 @@ use crate::cursor::{Reader, ShortInput};
 
 /// Bytes of a [`RankCard`].
 pub const RANK_CARD_LEN: usize = 32;
+/// The bit of a hello's epoch that tells the second connection of a pair, which is for relays.
+pub const OF_RELAYS: u32 = 1 << 31;
 /// The most ranks of a list.
 pub const MOST_RANKS: usize = 1 << 16;
 
@@ -96,7 +98,7 @@ impl RankCard {
 /// The first message of each end of a connection of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupHello {
-    /// How often the group has become smaller.
+    /// How often the group has become smaller, and [`OF_RELAYS`].
     pub epoch: u32,
     /// The group's ranks, by their numbers in the group of epoch 0.
     pub members: Vec<u32>,

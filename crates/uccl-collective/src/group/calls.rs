@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{CallOptions, Group, post::Call};
+use super::{
+    Group,
+    post::{Call, Messages},
+};
 use crate::{
     error::Result,
     memory::Buffer,
+    part::CallOptions,
     plan::{self, Direction, Message, Piece},
     work::Work,
 };
@@ -28,7 +32,8 @@ impl Group {
         let message = Message { direction, peer, piece };
         // A message without bytes is none: its other side knows that, too.
         let messages = if buffer.is_empty() { &[][..] } else { &[message][..] };
-        self.post(vec![buffer], messages, Call { is_collective: false, options })
+        let call = Call { is_collective: false, options };
+        self.post(vec![buffer], Messages::direct(messages), call)
     }
 
     /// Every rank gets the input of every rank: `outputs[r]` is that of rank `r`. As in all
@@ -46,7 +51,7 @@ impl Group {
         let mut table = Table::default();
         let (input, outputs) = (table.add(input), table.add_all(outputs));
         let messages = plan::all_gather(self.shared.place, input, &outputs)?;
-        self.collective(table, &messages, options)
+        self.collective(table, Messages::direct(&messages), options)
     }
 
     /// Every rank gets a part of every rank's: `inputs[r]` goes to rank `r`, `outputs[r]` comes
@@ -63,10 +68,11 @@ impl Group {
         let mut table = Table::default();
         let (inputs, outputs) = (table.add_all(inputs), table.add_all(outputs));
         let messages = plan::all_to_all(self.shared.place, &inputs, &outputs)?;
-        self.collective(table, &messages, options)
+        self.collective(table, Messages::direct(&messages), options)
     }
 
-    /// Every rank gets the root's bytes.
+    /// Every rank gets the root's bytes. Ranks of other hosts pass on long ones to each other, as
+    /// [`plan::relayed_broadcast`] has it.
     ///
     /// # Errors
     /// As those of [`all_gather`](Self::all_gather), or there is no such root.
@@ -77,9 +83,16 @@ impl Group {
         options: CallOptions,
     ) -> Result<Arc<Work>> {
         let mut table = Table::default();
-        let piece = table.add(buffer);
-        let messages = plan::broadcast(self.shared.place, root, piece)?;
-        self.collective(table, &messages, options)
+        let (piece, place) = (table.add(buffer), self.shared.place);
+        let hosts = self.hosts.as_ref();
+        let relayed = hosts.map(|hosts| plan::relayed_broadcast(place, root, piece, hosts));
+        match relayed.transpose()?.flatten() {
+            Some(plan) => self.collective(table, Messages::of(&plan), options),
+            None => {
+                let messages = plan::broadcast(place, root, piece)?;
+                self.collective(table, Messages::direct(&messages), options)
+            }
+        }
     }
 
     /// Every rank gets its part of the root's. `inputs` are the root's, one for each rank.
@@ -96,7 +109,7 @@ impl Group {
         let mut table = Table::default();
         let (inputs, output) = (table.add_all(inputs), table.add(output));
         let messages = plan::scatter(self.shared.place, root, &inputs, output)?;
-        self.collective(table, &messages, options)
+        self.collective(table, Messages::direct(&messages), options)
     }
 
     /// The root gets every rank's input. `outputs` are the root's, one for each rank.
@@ -113,7 +126,7 @@ impl Group {
         let mut table = Table::default();
         let (input, outputs) = (table.add(input), table.add_all(outputs));
         let messages = plan::gather(self.shared.place, root, input, &outputs)?;
-        self.collective(table, &messages, options)
+        self.collective(table, Messages::direct(&messages), options)
     }
 
     /// Ends on each rank when every rank has begun it.
@@ -126,13 +139,13 @@ impl Group {
         let token = |offset: usize| Piece { buffer: 0, offset, len: 1 };
         let outputs: Vec<_> = (1..=self.ranks()).map(token).collect();
         let messages = plan::all_gather(self.shared.place, token(0), &outputs)?;
-        self.collective(table, &messages, options)
+        self.collective(table, Messages::direct(&messages), options)
     }
 
     fn collective(
         &self,
         table: Table,
-        messages: &[Message],
+        messages: Messages<'_>,
         options: CallOptions,
     ) -> Result<Arc<Work>> {
         if let Some(why) = self.shared.broken() {

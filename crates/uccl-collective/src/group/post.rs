@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use uccl_p2p::{Op, Request};
-
-use super::{CallOptions, Group};
+use super::Group;
 use crate::{
     error::{Error, Result},
     memory::{Buffer, CallRegions},
-    plan::{Direction, Message},
-    work::{Part, Work},
+    part::{CallOptions, Part},
+    plan::{Message, Relay, RelayPlan},
+    relays::Relays,
+    work::{OpenCall, Work},
 };
 
 /// A call's kind and options.
@@ -20,11 +20,34 @@ pub(super) struct Call {
     pub(super) options: CallOptions,
 }
 
+/// The messages of a call, as in a [`RelayPlan`].
+#[derive(Clone, Copy)]
+pub(super) struct Messages<'a> {
+    direct: &'a [Message],
+    received: &'a [Message],
+    relays: &'a [Relay],
+}
+
+impl<'a> Messages<'a> {
+    /// Those of a call in which each goes straight to its rank.
+    pub(super) fn direct(direct: &'a [Message]) -> Self {
+        Self { direct, received: &[], relays: &[] }
+    }
+
+    pub(super) fn of(plan: &'a RelayPlan) -> Self {
+        Self { direct: &plan.direct, received: &plan.received, relays: &plan.relays }
+    }
+
+    fn len(&self) -> usize {
+        self.direct.len() + self.received.len() + self.relays.len()
+    }
+}
+
 impl Group {
     pub(super) fn post(
         &self,
         buffers: Vec<Buffer>,
-        messages: &[Message],
+        messages: Messages<'_>,
         call: Call,
     ) -> Result<Arc<Work>> {
         self.check_open()?;
@@ -32,14 +55,18 @@ impl Group {
         let regions = CallRegions::of(&self.shared.endpoint, &self.registry, buffers)?;
         let posting = self.posting.lock();
         let (mut parts, mut failed) = (Vec::with_capacity(messages.len()), None);
-        for message in messages {
+        let direct = messages.direct.iter().map(|one| (one, self.shared.conn(one.peer)));
+        let received = messages.received.iter();
+        let received = received.map(|one| (one, self.shared.conn_of_relays(one.peer)));
+        for (message, conn) in direct.chain(received) {
             let (peer, buffer) = (message.peer, message.piece.buffer);
             if self.needs_registration && !self.is_local(peer) && !regions.is_registered(buffer) {
                 let (ptr, len) = lens[buffer];
                 failed = Some(Error::NotRegistered { rank: peer, ptr, len });
                 break;
             }
-            match self.post_one(message, &regions, call.options) {
+            let place = (&*self.shared, &regions);
+            match conn.and_then(|conn| Part::post(place, conn, message, call.options)) {
                 Ok(part) => parts.push(part),
                 Err(e) => {
                     failed = Some(e);
@@ -47,34 +74,20 @@ impl Group {
                 }
             }
         }
+        let relays = Relays::new(messages.relays, &self.shared, call.options);
         drop(posting);
+        let has_relays = !relays.is_empty();
         let shared = Arc::clone(&self.shared);
         let id = self.ledger.next();
-        let work = Arc::new(Work::new(id, shared, call.is_collective, (parts, regions)));
+        let open = OpenCall { parts, relays, regions };
+        let work = Arc::new(Work::new(id, shared, call.is_collective, open));
         if let Some(error) = failed {
             return Err(work.fail(error));
         }
         self.ledger.add(&work);
+        if has_relays && let Err(error) = self.relayer.add(&work) {
+            return Err(work.fail(error));
+        }
         Ok(work)
-    }
-
-    fn post_one(
-        &self,
-        message: &Message,
-        regions: &CallRegions,
-        options: CallOptions,
-    ) -> Result<Part> {
-        let Message { direction, peer, piece } = *message;
-        let iovs = [regions.iov(piece)?];
-        let (op, expected) = match direction {
-            Direction::Send => (Op::Send, None),
-            Direction::Recv => (Op::Recv, Some(piece.len as u64)),
-        };
-        let conn = self.shared.conn(peer)?;
-        let CallOptions { timeout, after } = options;
-        let request = Request { timeout, after, ..Request::new(conn, op, &iovs, &[]) };
-        let posted = self.shared.endpoint.post_held(&request);
-        let handle = posted.map_err(|e| self.shared.failure(peer, e))?;
-        Ok(Part { peer, expected, handle, is_done: false })
     }
 }

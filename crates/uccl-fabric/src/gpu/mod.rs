@@ -19,7 +19,7 @@ pub use self::{
     engine::{Engine, Mark, Route},
     glance::WordReader,
     piece_table::PieceTable,
-    pinned::{CHUNK, Chunk, Slab},
+    pinned::{CHUNK, Chunk, Slab, prepare_chunks},
     put::put,
     share::GpuShare,
     staging::{PATIENCE, Staging, StepEnd},

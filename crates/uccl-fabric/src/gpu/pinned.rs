@@ -72,11 +72,41 @@ impl Memory {
     }
 }
 
-/// Unused chunks, by the GPU that they are near. Chunks are not freed, so as many exist as were
-/// ever in use at once; each user limits its own.
-fn spare() -> &'static Mutex<Vec<(u32, PinnedBuffer)>> {
-    static SPARE: OnceLock<Mutex<Vec<(u32, PinnedBuffer)>>> = OnceLock::new();
-    SPARE.get_or_init(Mutex::default)
+/// Chunks that were locked, by the GPU that they are near. They are not freed, so as many exist as
+/// were ever in use at once, or were [prepared](prepare_chunks); each user limits its own.
+#[derive(Default)]
+struct Pool {
+    spare: Vec<(u32, PinnedBuffer)>,
+    /// All, those in use too.
+    locked: Vec<(u32, usize)>,
+}
+
+impl Pool {
+    fn locked(&mut self, device: u32) -> &mut usize {
+        let at = self.locked.iter().position(|(other, _)| *other == device);
+        let at = at.unwrap_or_else(|| {
+            self.locked.push((device, 0));
+            self.locked.len() - 1
+        });
+        &mut self.locked[at].1
+    }
+}
+
+fn pool() -> &'static Mutex<Pool> {
+    static POOL: OnceLock<Mutex<Pool>> = OnceLock::new();
+    POOL.get_or_init(Mutex::default)
+}
+
+/// Locks chunks near a GPU until there are so many, those in use included. Staging that needs no
+/// more of them then locks no memory: the driver does so only when the GPU has nothing to do.
+///
+/// # Errors
+/// When there is no such GPU, or no more memory can be locked.
+pub fn prepare_chunks(device: u32, count: usize) -> Result<(), GpuError> {
+    while *pool().lock().locked(device) < count {
+        drop(Chunk::locked(device)?);
+    }
+    Ok(())
 }
 
 impl Chunk {
@@ -85,14 +115,20 @@ impl Chunk {
     /// # Errors
     /// When there is no such GPU, or no more memory can be locked.
     pub fn near(device: u32) -> Result<Self, GpuError> {
-        let mut spare = spare().lock();
-        if let Some(at) = spare.iter().position(|(other, _)| *other == device) {
-            let (_, buffer) = spare.swap_remove(at);
+        let mut pool = pool().lock();
+        if let Some(at) = pool.spare.iter().position(|(other, _)| *other == device) {
+            let (_, buffer) = pool.spare.swap_remove(at);
             return Ok(Self { device, memory: Some(Memory::Locked(buffer)) });
         }
-        drop(spare);
+        drop(pool);
+        Self::locked(device)
+    }
+
+    /// One more chunk near a GPU.
+    fn locked(device: u32) -> Result<Self, GpuError> {
         let context = Gpus::get().device(device)?.context()?;
         let buffer = PinnedBuffer::near(context, CHUNK)?;
+        *pool().lock().locked(device) += 1;
         Ok(Self { device, memory: Some(Memory::Locked(buffer)) })
     }
 
@@ -111,7 +147,7 @@ impl Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         if let Some(Memory::Locked(buffer)) = self.memory.take() {
-            spare().lock().push((self.device, buffer));
+            pool().lock().spare.push((self.device, buffer));
         }
     }
 }

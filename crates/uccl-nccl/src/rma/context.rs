@@ -197,27 +197,37 @@ impl Coll {
         Ok(Some(target))
     }
 
+    /// Posts operations that could not be posted before; allocates nothing.
     fn post_waiting(&self, operations: &mut Operations) -> Result<(), RmaError> {
         self.group.engine.take_notes()?;
-        let mut held: Vec<Operation> = Vec::new();
-        let waiting = std::mem::take(&mut operations.waiting);
-        for place in waiting {
-            let Some(stand) = operations.requests.get_mut(place) else { continue };
-            let Progress::Waiting(since) = stand.progress else { continue };
-            let is_behind = held.iter().any(|other| other.is_ordered_with(&stand.operation));
-            let posted = if is_behind { Ok(None) } else { self.post(&stand.operation) };
-            stand.progress = match posted {
+        let Operations { requests, waiting } = operations;
+        let mut held = 0;
+        for _ in 0..waiting.len() {
+            let Some(place) = waiting.pop_front() else { break };
+            let Some(stand) = requests.get(place) else { continue };
+            let (operation, Progress::Waiting(since)) = (stand.operation, &stand.progress) else {
+                continue;
+            };
+            // Those that this pass has held back are the last ones.
+            let is_behind = waiting.iter().rev().take(held).any(|other| {
+                let other = requests.get(*other);
+                other.is_some_and(|other| other.operation.is_ordered_with(&operation))
+            });
+            let progress = match if is_behind { Ok(None) } else { self.post(&operation) } {
                 Ok(Some(progress)) => progress,
                 Ok(None) if since.elapsed() > self.group.engine.limit => {
-                    Progress::Failed(stand.operation.too_late(self.group.engine.limit))
+                    Progress::Failed(operation.too_late(self.group.engine.limit))
                 }
                 Ok(None) => {
-                    held.push(stand.operation);
-                    operations.waiting.push_back(place);
+                    held += 1;
+                    waiting.push_back(place);
                     continue;
                 }
                 Err(error) => Progress::Failed(error),
             };
+            if let Some(stand) = requests.get_mut(place) {
+                stand.progress = progress;
+            }
         }
         Ok(())
     }
@@ -312,43 +322,4 @@ impl Contexts {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        rma::{engine::Engine, joining},
-        settings::Settings,
-    };
-
-    #[test]
-    fn a_put_does_not_wait_for_ever_for_a_region() {
-        let settings = Settings::from_env().expect("settings");
-        let settings = Settings { timeout: Duration::from_secs(3), ..settings };
-        let engine = Arc::new(Engine::new(&settings).expect("an endpoint"));
-        let (group, handle) = joining::listen(&engine, 0).expect("a listener");
-        joining::join(&group, &[handle], 0).expect("a group of one");
-        let coll = Coll::new(group);
-        let words = [0_u64; 2];
-        // SAFETY: the words outlive the group, and no operation is about them.
-        let region = unsafe { coll.group.register(words.as_ptr() as usize, 16) };
-        let region = region.expect("registered");
-        let signal = SignalPlace { region: 5, offset: 0, change: Change::Add(1) };
-        let iov = Iov { mr: region.mr, ptr: region.base, len: 8 };
-        let (local, remote) = (Some(iov), (5, 0));
-        let put =
-            Operation { context: 0, rank: 0, op: Op::Write, local, remote, signal: Some(signal) };
-        // SAFETY: the group keeps the ticket.
-        let ticket = unsafe { &*coll.begin(put).expect("begun") };
-        let end = Instant::now() + Duration::from_secs(20);
-        let failed = loop {
-            match coll.test(ticket) {
-                Ok(false) if Instant::now() < end => thread::yield_now(),
-                ended => break ended,
-            }
-        };
-        let said = failed.expect_err("nobody has that region").to_string();
-        assert!(said.contains("region 5 was not registered"), "{said}");
-        assert!(coll.begin(put).is_err(), "the group has failed");
-        coll.close();
-        engine.endpoint.close().expect("closed");
-    }
-}
+mod tests;

@@ -20,6 +20,11 @@ use crate::{log, rma_error::RmaError};
 /// The longest time in which goodbyes are to arrive.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// The chunks of locked memory that a connection's copies to and from a GPU use, and the most that
+/// are locked ahead for all.
+const CHUNKS: usize = 10;
+const MOST_CHUNKS: usize = 128;
+
 /// A group of ranks, from the call of `listen` on.
 pub(crate) struct Group {
     pub(crate) token: Token,
@@ -108,6 +113,9 @@ impl Group {
         let failed = RmaError::of_engine("registration");
         // SAFETY: the caller's.
         let mr = unsafe { endpoint.register(ptr, len) }.map_err(failed)?;
+        let chunks = MOST_CHUNKS.min(CHUNKS * (self.len() + 1));
+        // An error shows when a put needs the memory.
+        let _of_puts = endpoint.prepare_staging(mr, chunks);
         let mut next = self.next_region.lock();
         let told = match endpoint.advertise(mr, ptr, len) {
             Ok(_) if *next >= MAX_REGIONS => {

@@ -1,6 +1,6 @@
 //! Regions: memory that is registered, and its adverts.
 
-use uccl_fabric::mem::Span;
+use uccl_fabric::{gpu::prepare_chunks, mem::Span};
 use uccl_wire::advert::Advert;
 
 use super::{Endpoint, Iov, RegionInfo};
@@ -60,6 +60,20 @@ impl Endpoint {
         let nic = mr.nearest_nic(numa_node, self.config().gpu_index);
         let Span { addr, len } = mr.span;
         Ok(RegionInfo { addr, len, kind: mr.kind, numa_node, nic })
+    }
+
+    /// Locks host memory for copies to and from a region on a GPU until this process has so many
+    /// chunks of 512 KiB near that GPU. Transfers over streams and rings need about ten of them for
+    /// each, in each direction five, and otherwise lock them when they first do: the driver then
+    /// waits until the GPU has nothing to do. Host memory needs none.
+    ///
+    /// # Errors
+    /// The region is unknown, or no more memory can be locked.
+    pub fn prepare_staging(&self, mr: MrId, chunks: usize) -> Result<()> {
+        match self.here()?.mrs.get(mr)?.kind.device_only() {
+            Some(gpu) => prepare_chunks(gpu, chunks).map_err(|e| Error::LocalMemory(e.to_string())),
+            None => Ok(()),
+        }
     }
 
     /// Publishes a region: peers that are connected find it by the addresses of its bytes, without
