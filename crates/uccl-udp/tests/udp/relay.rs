@@ -38,11 +38,11 @@ pub(crate) struct Faults {
 
 /// Forwards the datagrams that come to its ports. Its thread ends with the last owner.
 pub(crate) struct Relay {
-    shared: Arc<Shared>,
+    shared: Arc<RelayState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct RelayState {
     faults: Faults,
     forwards: Mutex<Vec<Forward>>,
     is_over: AtomicBool,
@@ -63,7 +63,7 @@ struct Forward {
 
 impl Relay {
     pub(crate) fn new(faults: Faults, seed: u64) -> Arc<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RelayState {
             faults,
             forwards: Mutex::default(),
             is_over: AtomicBool::new(false),
@@ -122,7 +122,7 @@ impl Drop for Relay {
     }
 }
 
-impl Shared {
+impl RelayState {
     fn run(&self, mut rng: fastrand::Rng) {
         let mut buffer = vec![0; 1 << 16];
         while !self.is_over.load(Relaxed) {
