@@ -4,4 +4,5 @@ mod conformance;
 mod flood;
 mod lengths;
 mod pair;
+mod refusals;
 mod relay;

@@ -22,11 +22,21 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new(rail: &dyn Rail, len: usize, fill: impl Fn(usize) -> u8) -> Self {
+        Self::with_rights(rail, len, fill, Rights::ALL)
+    }
+
+    /// Memory for which peers have these rights.
+    pub(crate) fn with_rights(
+        rail: &dyn Rail,
+        len: usize,
+        fill: impl Fn(usize) -> u8,
+        rights: Rights,
+    ) -> Self {
         let bytes: Box<[u8]> = (0..len).map(fill).collect();
         let addr = Box::into_raw(bytes).cast::<u8>();
         let span = Span { addr: addr as usize, len };
         let registration =
-            rail.register(span, MemoryKind::Host, Rights::ALL).expect("it can be registered");
+            rail.register(span, MemoryKind::Host, rights).expect("it can be registered");
         Self { registration, addr, len }
     }
 
