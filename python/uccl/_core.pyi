@@ -102,7 +102,9 @@ class _DispatchMemory(Protocol):
     def announce_too_many(self) -> None: ...
 
 # Values of the settings.
-_Transport: TypeAlias = Literal["auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa", "fifo"]
+_Transport: TypeAlias = Literal[
+    "auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa", "udp", "fifo"
+]
 _Checksum: TypeAlias = Union[bool, Literal["auto", "on", "off"]]
 
 class _DispatchShape(Protocol):
@@ -383,8 +385,8 @@ class Endpoint:
 
     def path(self, conn_id: int, meta: Buffer, mr_id: int | None = None) -> str | None:
         """The path of one-sided transfers with this metadata: 'mapped', 'cma', 'cuda_ipc', 'shm',
-        'verbs', 'libfabric', 'tcp' or 'fifo'; with a region of ours also 'owner', if the peer makes
-        long copies.
+        'verbs', 'libfabric', 'udp', 'tcp' or 'fifo'; with a region of ours also 'owner', if the
+        peer makes long copies.
         """
 
     def close(self) -> bool:

@@ -114,7 +114,7 @@ class Endpoint(_core.Endpoint):
     works with. The other arguments change the environment's settings: ``psk`` (a secret that both ends
     prove), ``bind`` and ``port`` (where to listen), ``base_port`` (where well-known ports start),
     ``timeout`` (seconds until a silent peer is lost), ``transfer_timeout`` (seconds a transfer may take),
-    ``transport`` (``"auto"``, ``"local"``, ``"tcp"``, ``"verbs"``, ``"libfabric"``, ``"cxi"``, ``"efa"``, ``"fifo"``),
+    ``transport`` (``"auto"``, ``"local"``, ``"tcp"``, ``"verbs"``, ``"libfabric"``, ``"cxi"``, ``"efa"``, ``"udp"``, ``"fifo"``),
     ``tcp_streams``, ``tcp_congestion``, ``checksum`` (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``,
     ``spin_us``, ``publish`` (whether peers may look up published regions; :meth:`publish`), ``rdma_dev`` (RDMA devices to use, with
     commas between them),

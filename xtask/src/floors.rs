@@ -49,6 +49,7 @@ const FLOORS: &[Floor] = &[
             "uccl-rma",
             "uccl-verbs",
             "uccl-libfabric",
+            "uccl-udp",
         ],
         below: &["ground", "contracts"],
         shared: Some("uccl-stream"),

@@ -65,6 +65,8 @@ pub(crate) enum TransportKind {
     Cxi,
     /// libfabric's provider for AWS EFA, or nothing.
     Efa,
+    /// UDP, and TCP where it does not pass.
+    Udp,
     /// Named pipes between processes of one host: the example of a link.
     Fifo,
 }
@@ -80,6 +82,7 @@ impl TransportKind {
             Self::Libfabric => Some(Transport::Libfabric),
             Self::Cxi => Some(Transport::Cxi),
             Self::Efa => Some(Transport::Efa),
+            Self::Udp => Some(Transport::Udp),
             Self::Fifo => Some(Transport::Fifo),
         }
     }

@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn every_link_of_the_engine_can_be_named() {
-        for name in ["local", "tcp", "verbs", "libfabric", "cxi", "efa", "fifo"] {
+        for name in ["local", "tcp", "verbs", "libfabric", "cxi", "efa", "udp", "fifo"] {
             for option in ["--transport", "--link"] {
                 let [kind] = args(&format!("{option} {name}")).transport[..] else {
                     panic!("{option} {name}")

@@ -249,6 +249,9 @@ mod tests {
         let libfabric = forced(Transport::Libfabric);
         let names = [libfabric.same_process, libfabric.same_host, libfabric.other_host];
         assert_eq!(names.map(|path| path.name), [Some("libfabric"); 3]);
+        let udp = forced(Transport::Udp);
+        let names = [udp.same_process, udp.same_host, udp.other_host];
+        assert_eq!(names.map(|path| path.name), [Some("udp"); 3]);
         let verbs = forced(Transport::Verbs).same_host;
         assert_eq!(verbs.name, None);
         assert!(verbs.why.contains("no libibverbs") && verbs.why.contains(TRANSPORT), "{verbs:?}");

@@ -2,6 +2,7 @@
 //!
 //! A parser that is added to that crate is added here.
 
+mod datagrams;
 mod flows;
 mod handshakes;
 mod samples;
@@ -25,6 +26,7 @@ use uccl_wire::{
     verbs::VerbsAddress,
 };
 
+use self::datagrams::{datagram, udp_address};
 use self::flows::{flow_handle, flow_head, flow_hello, flow_welcome};
 use self::handshakes::handshake;
 pub use self::samples::samples;
@@ -44,6 +46,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "ack", takes: ack },
     Parser { name: "advert", takes: advert },
     Parser { name: "checked header", takes: checked_header },
+    Parser { name: "datagram", takes: datagram },
     Parser { name: "descs", takes: descs },
     Parser { name: "fabric address", takes: fabric_address },
     Parser { name: "fabric key", takes: fabric_key },
@@ -62,6 +65,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "named notification", takes: named },
     Parser { name: "rail note", takes: rail_note },
     Parser { name: "record", takes: a_record },
+    Parser { name: "udp address", takes: udp_address },
     Parser { name: "verbs address", takes: verbs_address },
 ];
 

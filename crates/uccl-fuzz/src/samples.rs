@@ -20,7 +20,9 @@ use uccl_wire::{
 };
 
 use super::{
-    RECORD_KEY, fabric_key_bytes,
+    RECORD_KEY,
+    datagrams::datagram_samples,
+    fabric_key_bytes,
     flows::flow_samples,
     handshakes::{sample_hello, transcripts},
 };
@@ -48,6 +50,7 @@ pub fn samples() -> Vec<Vec<u8>> {
     );
     samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
     samples.extend(sample_fabric());
+    samples.extend(datagram_samples());
     samples.extend(flow_samples());
     samples.extend(NamedMessage { name: b"name", message: b"message" }.encode());
     samples.push(sample_verbs_address().encode());

@@ -33,6 +33,9 @@ pub enum Transport {
     Cxi,
     /// libfabric's provider for AWS EFA; fails where that is not possible.
     Efa,
+    /// UDP, with TCP for messages and for all data where UDP does not pass; even between processes
+    /// of one host.
+    Udp,
     /// Named pipes between processes of one host, where both sides ask for them; fails where that
     /// is not possible. An example of how to write a link.
     Fifo,
@@ -61,6 +64,7 @@ impl std::fmt::Display for Transport {
             Self::Libfabric => "libfabric",
             Self::Cxi => "cxi",
             Self::Efa => "efa",
+            Self::Udp => "udp",
             Self::Fifo => "fifo",
         })
     }
@@ -245,8 +249,9 @@ impl FromStr for Transport {
             "libfabric" => Ok(Self::Libfabric),
             "cxi" => Ok(Self::Cxi),
             "efa" => Ok(Self::Efa),
+            "udp" => Ok(Self::Udp),
             "fifo" => Ok(Self::Fifo),
-            _ => Err("use auto, local, tcp, verbs, libfabric, cxi, efa or fifo".into()),
+            _ => Err("use auto, local, tcp, verbs, libfabric, cxi, efa, udp or fifo".into()),
         }
     }
 }

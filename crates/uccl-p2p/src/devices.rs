@@ -4,6 +4,7 @@
 
 #[cfg(feature = "libfabric")]
 mod libfabric;
+mod udp;
 #[cfg(feature = "verbs")]
 mod verbs;
 
@@ -30,6 +31,7 @@ pub(crate) struct OpenedDevices {
 pub(crate) fn possible(config: &Config) -> bool {
     match config.transport {
         Transport::Auto => has_devices("/sys/class/infiniband") || has_devices("/sys/class/cxi"),
+        Transport::Udp => true,
         other => other.needs_rails(),
     }
 }
@@ -60,13 +62,15 @@ pub(crate) fn open(config: &Config) -> OpenedDevices {
         Transport::Libfabric => open_libfabric(config, &config.libfabric),
         Transport::Cxi => open_libfabric(config, &LibfabricSettings::cxi()),
         Transport::Efa => open_libfabric(config, &LibfabricSettings::efa()),
+        Transport::Udp => udp::open(config),
         Transport::Local | Transport::Tcp | Transport::Fifo => Ok(Vec::new()),
     };
     match opened {
         Ok(rails) => OpenedDevices { rails, why_none: "RDMA is not asked for".into() },
         Err(e) => {
+            let link = if config.transport == Transport::Udp { "UDP" } else { "RDMA" };
             tracing::warn!(
-                "RDMA is not used, data goes over other links: {e}; `uccl doctor` says what to do about it"
+                "{link} is not used, data goes over other links: {e}; `uccl doctor` says what to do about it"
             );
             OpenedDevices { rails: Vec::new(), why_none: e.to_string() }
         }
@@ -74,7 +78,7 @@ pub(crate) fn open(config: &Config) -> OpenedDevices {
 }
 
 /// The path of transfers to a peer on another host, if that peer has devices of the same kind:
-/// `verbs`, `libfabric` or `tcp`. Opens the devices, and closes them.
+/// `verbs`, `libfabric`, `udp` or `tcp`. Opens the devices, and closes them.
 ///
 /// # Errors
 /// The settings allow none that works.
@@ -145,6 +149,7 @@ mod tests {
     fn a_path_to_another_host_is_one_that_the_settings_allow() {
         let path = |transport| path_elsewhere(&Config { transport, ..Config::default() });
         assert_eq!(path(Transport::Tcp).expect("a path"), "tcp");
+        assert_eq!(path(Transport::Udp).expect("a path"), "udp");
         for transport in [Transport::Local, Transport::Fifo] {
             let why = path(transport).expect_err("no path").to_string();
             assert!(why.contains(&transport.to_string()), "{why}");

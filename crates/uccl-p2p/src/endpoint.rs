@@ -27,7 +27,7 @@ use uccl_rma::Rails;
 use uccl_wire::advert::Advert;
 
 pub use self::{
-    address::{gpu_index, parse_address, parse_ip_address, reachable_ip, resolve, told_ip},
+    address::{gpu_index, parse_address, parse_ip_address, resolve},
     by_address::AddressTransfer,
     connect::ConnectHandle,
     handle::TransferHandle,
@@ -38,6 +38,7 @@ use self::{
     address::{listen, listen_locally},
     transfers::remote_span,
 };
+pub use crate::host_address::{reachable_ip, told_ip};
 pub use crate::types::*;
 use crate::{
     config::{Config, take_notices},
@@ -187,7 +188,8 @@ impl Endpoint {
     }
 
     /// The path of one-sided transfers to and from this memory of the peer's: `mapped` (memory from
-    /// [`Self::alloc`] on this host), `cma`, `cuda_ipc` or `shm`; `verbs` or `libfabric`; `tcp`.
+    /// [`Self::alloc`] on this host), `cma`, `cuda_ipc` or `shm`; `verbs`, `libfabric` or `udp`;
+    /// `tcp`.
     pub fn path(&self, conn: ConnId, advert: &Advert) -> Result<&'static str> {
         let conn = self.here()?.conn(conn)?;
         let all = Span { addr: 0, len: advert.len as usize };

@@ -8,6 +8,7 @@ mod devices;
 mod drive;
 pub mod endpoint;
 pub mod error;
+mod host_address;
 pub mod ids;
 mod process;
 mod types;

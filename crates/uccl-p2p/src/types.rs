@@ -292,8 +292,8 @@ pub struct ConnInfo {
     pub peer: String,
     /// Whether the peer is on this host.
     pub same_host: bool,
-    /// The path of one-sided data: `cma`, `shm`, `tcp`, `verbs` or `libfabric` (and `mapped` for
-    /// memory from alloc).
+    /// The path of one-sided data: `cma`, `shm`, `tcp`, `udp`, `verbs` or `libfabric` (and
+    /// `mapped` for memory from alloc).
     pub path: String,
     /// How the data moves on that path. Over rails this depends on the regions registered here, and
     /// on those of the peer's that have been reached: `Staged` as soon as the devices do not accept

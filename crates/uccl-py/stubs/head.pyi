@@ -51,5 +51,7 @@ class _DispatchMemory(Protocol):
     def announce_too_many(self) -> None: ...
 
 # Values of the settings.
-_Transport: TypeAlias = Literal["auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa", "fifo"]
+_Transport: TypeAlias = Literal[
+    "auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa", "udp", "fifo"
+]
 _Checksum: TypeAlias = Union[bool, Literal["auto", "on", "off"]]

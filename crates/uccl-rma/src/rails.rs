@@ -60,6 +60,7 @@ pub fn link_of(rails: &[Arc<dyn Rail>]) -> &'static str {
     match link.unwrap_or_default() {
         link if link.starts_with("verbs") => "verbs",
         link if link.starts_with("libfabric") => "libfabric",
+        "udp" => "udp",
         _ => "rma",
     }
 }

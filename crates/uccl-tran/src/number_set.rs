@@ -28,6 +28,12 @@ impl NumberSet {
         is_new
     }
 
+    /// Removes all numbers, and keeps the memory.
+    pub fn clear(&mut self) {
+        self.words.clear();
+        self.len = 0;
+    }
+
     /// The number of numbers.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -55,5 +61,7 @@ mod tests {
         let there: Vec<_> = (0..200).filter(|number| set.has(*number)).collect();
         assert_eq!((there, set.len()), (vec![0, 63, 64, 130], 4));
         assert!(set.insert(1) && !set.insert(1));
+        set.clear();
+        assert!(set.is_empty() && !set.has(64) && set.insert(64));
     }
 }

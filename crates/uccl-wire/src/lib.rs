@@ -8,6 +8,7 @@ pub mod ack;
 pub mod advert;
 pub mod checked;
 pub(crate) mod cursor;
+pub mod datagram;
 pub mod descs;
 pub mod ep_card;
 pub mod ep_gpu_card;

@@ -61,7 +61,9 @@ const STAGED: &str = "staged through pinned memory";
 fn gpu_to_gpu(gpus: &Gpus, host: &Paths) -> Path {
     let alloc = &host.same_host_alloc;
     match alloc.name {
-        Some("tcp") => return Path::new("tcp", format!("{STAGED}; {}", alloc.why)),
+        Some(link @ ("tcp" | "udp")) => {
+            return Path::new(link, format!("{STAGED}; {}", alloc.why));
+        }
         Some("verbs" | "libfabric") | None => return alloc.clone(),
         Some(_) => {}
     }
@@ -91,7 +93,9 @@ fn gpu_to_host(host: &Paths) -> Path {
             "in chunks through locked buffers: the kernel copies one while a GPU copies the next; \
              what is locked is copied by its owner's GPU",
         ),
-        Some("tcp") => Path::new("tcp", format!("{STAGED}; {}", host.same_host.why)),
+        Some(link @ ("tcp" | "udp")) => {
+            Path::new(link, format!("{STAGED}; {}", host.same_host.why))
+        }
         Some("verbs" | "libfabric") | None => host.same_host.clone(),
         _ => Path::none(format!(
             "a GPU does not reach memory of the peer's own; use memory from alloc ({})",
@@ -116,7 +120,7 @@ fn gpu_to_alloc(host: &Paths) -> Path {
 fn gpu_to_other_host(topology: &Topology, gpus: &Gpus, host: &Paths) -> Path {
     match host.other_host.name {
         None => return host.other_host.clone(),
-        Some("tcp") => {}
+        Some("tcp" | "udp") => {}
         Some(_) => {
             let why = format!("{}; {REACHED}", host.other_host.why);
             return Path { why, ..host.other_host.clone() };

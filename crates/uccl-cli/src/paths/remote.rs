@@ -16,6 +16,10 @@ pub(super) fn other_host(topology: &Topology, rdma: &Rdma, config: &Config) -> P
             Path::none(format!("{TRANSPORT}=local allows this host's memory alone"))
         }
         Transport::Fifo => Path::none(format!("{TRANSPORT}=fifo allows named pipes alone")),
+        Transport::Udp => Path::new(
+            "udp",
+            format!("{TRANSPORT}=udp, where the peer asks for it too; TCP where it does not pass"),
+        ),
         Transport::Tcp => tcp(topology, &format!("{TRANSPORT}=tcp allows nothing else")),
         Transport::Auto => best(topology, rdma, config),
         forced => forced_devices(rdma, config, forced),

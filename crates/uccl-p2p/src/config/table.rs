@@ -331,7 +331,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_TRANSPORT",
         default: "auto",
-        doc: "Which links may be used: `auto` (the best that both sides have), `local` (same-host memory), `tcp`, `verbs` (RDMA; also `ib`), `libfabric`, and of its providers `cxi` and `efa`; `fifo` (named pipes between processes of a host that both ask for them: the example of a link). All but `auto` mean that link or nothing",
+        doc: "Which links may be used: `auto` (the best that both sides have), `local` (same-host memory), `tcp`, `verbs` (RDMA; also `ib`), `libfabric`, and of its providers `cxi` and `efa`; `udp` (where both ask for it; data that does not get through goes over TCP); `fifo` (named pipes between processes of a host that both ask for them: the example of a link). All but `auto` and `udp` mean that link or nothing",
         apply: |config, value| {
             config.transport = value.parse()?;
             Ok(())

@@ -127,8 +127,8 @@ impl PyEndpoint {
     }
 
     /// The path of one-sided transfers with this metadata: 'mapped', 'cma', 'cuda_ipc', 'shm',
-    /// 'verbs', 'libfabric', 'tcp' or 'fifo'; with a region of ours also 'owner', if the peer makes
-    /// long copies.
+    /// 'verbs', 'libfabric', 'udp', 'tcp' or 'fifo'; with a region of ours also 'owner', if the
+    /// peer makes long copies.
     #[pyo3(signature = (conn_id, meta, mr_id=None))]
     fn path(
         &self,

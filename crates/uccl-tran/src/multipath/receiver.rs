@@ -49,6 +49,8 @@ pub struct MultipathReceiver {
     /// Receives from `first` on.
     receives: VecDeque<Receive>,
     first: u64,
+    /// Empty sets of receives that have ended, kept for their memory.
+    spare: Vec<NumberSet>,
     /// Messages that have come and are to be reported.
     ended: VecDeque<u64>,
     /// Paths to be acknowledged at once.
@@ -70,6 +72,7 @@ impl MultipathReceiver {
             paths: vec![PathNumbers::default(); params.paths.into()],
             receives: VecDeque::new(),
             first: 0,
+            spare: Vec::new(),
             ended: VecDeque::new(),
             urgent: VecDeque::new(),
             delayed: VecDeque::new(),
@@ -79,9 +82,17 @@ impl MultipathReceiver {
 
     /// Posts memory of so many bytes for the next message, and returns its number.
     pub fn post(&mut self, room: u64) -> u64 {
-        let empty = Receive { room, total: None, come: NumberSet::default(), has_ended: false };
-        self.receives.push_back(empty);
+        let come = self.spare.pop().unwrap_or_default();
+        self.receives.push_back(Receive { room, total: None, come, has_ended: false });
         self.first + self.receives.len() as u64 - 1
+    }
+
+    /// Receives from the first one on whose message has not ended. A one-sided receiver, which
+    /// posts no memory, keeps as many as the sender has messages open
+    /// ([`MultipathParams::most_open`]): then no chunk of an honest sender is early.
+    #[must_use]
+    pub fn posted(&self) -> usize {
+        self.receives.len()
     }
 
     /// Decides on an attempt that has arrived. `is_marked` means that a queue marked it (ECN).
@@ -208,8 +219,9 @@ impl MultipathReceiver {
     }
 
     fn drop_ended(&mut self) {
-        while self.receives.front().is_some_and(|receive| receive.has_ended) {
-            self.receives.pop_front();
+        while let Some(mut receive) = self.receives.pop_front_if(|receive| receive.has_ended) {
+            receive.come.clear();
+            self.spare.push(receive.come);
             self.first += 1;
         }
     }

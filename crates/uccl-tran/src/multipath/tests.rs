@@ -271,6 +271,29 @@ fn a_chunk_is_placed_once_and_never_after_the_end_or_a_fence() {
     assert_eq!(receiver.poll_ended(), None);
 }
 
+/// The memory of receives that have ended is used again, without their bits.
+#[test]
+fn receives_are_counted_from_the_first_that_has_not_ended() {
+    let mut receiver = receiver(|_| ());
+    (0..3).for_each(|_| _ = receiver.post(2000));
+    let of = |number, message, offset| {
+        let load = Load::Chunk(Chunk { message, total: 2000, offset, len: 1000 });
+        Attempt { path: 0, number, load, wanted_bytes: 0 }
+    };
+    let mut number = 0;
+    for (message, posted) in [(1, 3), (0, 3), (2, 2), (3, 1), (4, 0)] {
+        for offset in [0, 1000] {
+            let verdict = receiver.on_attempt(0, &of(number, message, offset), false);
+            assert_eq!(verdict, ChunkVerdict::Place, "{message}");
+            number += 1;
+        }
+        if message == 0 {
+            (0..2).for_each(|_| _ = receiver.post(2000));
+        }
+        assert_eq!((receiver.poll_ended(), receiver.posted()), (Some(message), posted));
+    }
+}
+
 #[test]
 fn a_peer_that_breaks_the_rules_is_seen() {
     let mut receiver = receiver(|_| ());
