@@ -141,9 +141,9 @@ impl Endpoint {
     }
 
     /// Begins a piece in the shortest way: a short piece to or from a process of this host is
-    /// copied on this thread; a piece for a GPU or for rails, or a short one for a stream, is posted.
-    /// `None`: it has to become a transfer right away, which also yields the owner's own error
-    /// message.
+    /// copied on this thread; a piece for a GPU or for rails, or a short one for a stream, is
+    /// posted. `None`: it has to become a transfer right away, which also yields the owner's own
+    /// error message.
     pub(super) fn begin_now(&self, single: &Single) -> Result<Option<StartOutcome>> {
         let Single { conn, local, remote, signal, context, .. } = single;
         let short = self.make_now(single)?;

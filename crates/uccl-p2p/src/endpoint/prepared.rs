@@ -85,7 +85,8 @@ impl Endpoint {
         Ok(PreparedTransfer { op, by, of, regions, pieces, bytes })
     }
 
-    /// Starts a prepared transfer, as [`post`](Self::post) does. A notification is this post's alone.
+    /// Starts a prepared transfer, as [`post`](Self::post) does. A notification is this post's
+    /// alone.
     ///
     /// # Errors
     /// The same as those of `post`; [`Error::UnknownRegion`] if one of its regions has been
