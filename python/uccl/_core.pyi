@@ -33,6 +33,7 @@ __all__ = [
     "EpRouting",
     "EpRowLayout",
     "EpSettings",
+    "PreparedTransfer",
     "RankGroup",
     "RankWork",
     "SharedMemory",
@@ -1016,6 +1017,19 @@ class Endpoint:
     ) -> tuple[bool, int]:
         """Starts a `"read"` or `"write"` between descriptors: `(ok, transfer_id)`."""
 
+    def prepare(
+        self,
+        op_name: Literal["read", "write", "READ", "WRITE"],
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        meta_v: _Blobs,
+        num_iovs: int | None = None,
+    ) -> tuple[bool, PreparedTransfer | None]:
+        """Checks a `"read"` or `"write"` of many pieces once, for any number of posts: `(ok,
+        prepared)`, and then `prepared.post(conn_id)`. No byte moves, and no connection is needed.
+        """
+
     def poll_async(self, transfer_id: int) -> tuple[bool, bool]:
         """The state of a transfer: `(True, False)` in flight, `(True, True)` done, `(False, True)`
         failed.
@@ -1142,6 +1156,21 @@ class AddressTransfer:
 
     def cancel(self) -> bool:
         """Ends it. When this returns True, no byte of it lands in either side's memory any more."""
+
+@final
+class PreparedTransfer:
+    """A read or write that `prepare` has checked. It keeps no region: a post after one of its
+    regions was deregistered is refused.
+    """
+
+    def post(self, conn_id: int, notif: Buffer | None = None) -> tuple[bool, int]:
+        """Starts it over a connection to the endpoint of its adverts: `(ok, transfer_id)`. The cost
+        does not depend on the number of its pieces. `notif` goes with this post alone.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes that each post moves."""
 
 @final
 class EpNodes:

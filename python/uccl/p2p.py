@@ -22,12 +22,21 @@ import enum
 from typing import TYPE_CHECKING, Any
 
 from uccl import _core
-from uccl._core import AddressTransfer, SharedMemory, XferDesc, XferHandle, get_oob_ip, last_error
+from uccl._core import (
+    AddressTransfer,
+    PreparedTransfer,
+    SharedMemory,
+    XferDesc,
+    XferHandle,
+    get_oob_ip,
+    last_error,
+)
 
 __all__ = [
     "AddressTransfer",
     "Endpoint",
     "FloatType",
+    "PreparedTransfer",
     "SharedBuffer",
     "XferDesc",
     "XferHandle",
@@ -133,6 +142,9 @@ class Endpoint(_core.Endpoint):
 
     Memory is named by its address alone where the peer has published it (:meth:`publish`):
     :meth:`write_by_address` and :meth:`read_by_address` look its region up once and keep the key.
+
+    A transfer of the same memory again and again is checked once (:meth:`prepare`) and posted often
+    (:meth:`PreparedTransfer.post`).
 
     A ``timeout`` of zero seconds (or infinity) waits for ever.
     """

@@ -5,8 +5,9 @@ use std::{error::Error, path::Path};
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
 /// The files of the C API, in the order of the header.
-const SOURCES: [&str; 8] =
-    ["status", "library", "config", "endpoint", "memory", "transfer", "address", "notif"];
+const SOURCES: [&str; 9] = [
+    "status", "library", "config", "endpoint", "memory", "transfer", "prepared", "address", "notif",
+];
 
 const HEADER: &str = "\
 /* uccl: tensors between processes and hosts, for C and C++.
@@ -18,8 +19,8 @@ const HEADER: &str = "\
  *
  * - Pointers to results and to arguments must not be NULL unless their function says so, and must be valid until it
  *   returns. NULL is refused; the validity of a pointer cannot be checked.
- * - Endpoints and configs are handles, not addresses: a destroyed one is refused as UCCL_UNKNOWN_ID. Their creator destroys
- *   them, once.
+ * - Endpoints, configs and prepared transfers are handles, not addresses: a destroyed one is refused as UCCL_UNKNOWN_ID.
+ *   Their creator destroys them, once.
  * - Connections, regions and transfers are numbers of the endpoint that gave them. They are never used twice.
  * - Times are in milliseconds, lengths in bytes. Texts are UTF-8 and end with a NUL. */";
 

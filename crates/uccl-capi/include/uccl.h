@@ -7,8 +7,8 @@
  *
  * - Pointers to results and to arguments must not be NULL unless their function says so, and must be valid until it
  *   returns. NULL is refused; the validity of a pointer cannot be checked.
- * - Endpoints and configs are handles, not addresses: a destroyed one is refused as UCCL_UNKNOWN_ID. Their creator destroys
- *   them, once.
+ * - Endpoints, configs and prepared transfers are handles, not addresses: a destroyed one is refused as UCCL_UNKNOWN_ID.
+ *   Their creator destroys them, once.
  * - Connections, regions and transfers are numbers of the endpoint that gave them. They are never used twice.
  * - Times are in milliseconds, lengths in bytes. Texts are UTF-8 and end with a NUL. */
 
@@ -139,6 +139,9 @@ typedef struct uccl_connect_t uccl_connect_t;
 // One process's engine for one GPU (or none): it listens, connects, registers memory and moves
 // data.
 typedef struct uccl_endpoint_t uccl_endpoint_t;
+
+// A read or a write that was checked once, for any number of posts.
+typedef struct uccl_prepared_t uccl_prepared_t;
 
 // Counters of an endpoint since it was made.
 typedef struct uccl_stats_t {
@@ -456,6 +459,32 @@ uccl_status_t uccl_wait_signal_from(const struct uccl_endpoint_t *endpoint,
 // that does not confirm the end in time loses its connection; then this holds on this side at
 // once, and on the peer's side once the peer notices.
 uccl_status_t uccl_cancel(const struct uccl_endpoint_t *endpoint, uint64_t transfer);
+
+// Checks a read or a write of `count` pieces, at most 1,048,576, `iovs[i]` from or to the memory
+// of `adverts[i]`, for posts by `uccl_post_prepared`. `op` is UCCL_READ or UCCL_WRITE. No byte
+// moves, and no connection is needed; all adverts are of one endpoint. It keeps no region:
+// a post after one of them was deregistered is refused. The lists may be freed when this has
+// returned.
+uccl_status_t uccl_prepare(const struct uccl_endpoint_t *endpoint,
+                           int32_t op,
+                           const struct uccl_iov_t *iovs,
+                           const struct uccl_advert_t *adverts,
+                           size_t count,
+                           struct uccl_prepared_t **prepared);
+
+// Starts a prepared transfer over a connection to the endpoint of its adverts, as `uccl_post`
+// starts a request, at a cost that does not depend on its number of pieces. It may be under way
+// more than once. `notif` of `notif_len` bytes is for this post alone, or NULL. UCCL_UNKNOWN_ID:
+// one of its regions has been deregistered since it was prepared.
+uccl_status_t uccl_post_prepared(const struct uccl_endpoint_t *endpoint,
+                                 uint64_t conn,
+                                 const struct uccl_prepared_t *prepared,
+                                 const void *notif,
+                                 size_t notif_len,
+                                 uint64_t *transfer);
+
+// Ends the handle of a prepared transfer. Posts of it that are under way go on.
+uccl_status_t uccl_prepared_free(struct uccl_prepared_t *prepared);
 
 // Publishes a region: peers that are connected read and write it by its address, without an
 // advert, until it is deregistered. The endpoint's setting "publish" has to be "1".

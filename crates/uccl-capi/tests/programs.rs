@@ -125,6 +125,11 @@ fn data_moves_and_nothing_stays_behind() {
 }
 
 #[test]
+fn a_transfer_is_prepared_once_and_posted_often() {
+    run(C, "prepared.c", "prepared once, posted often");
+}
+
+#[test]
 fn published_memory_is_named_by_its_address() {
     run(C, "addresses.c", "moved by address");
 }

@@ -176,14 +176,24 @@ pub(crate) fn vector_one_sided<const N: usize>(
     kwargs: Keywords<'_, '_>,
 ) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
-    let table = Table::of(&a, a.size(Param::NumIovs)?)?;
+    let (iovs, adverts) = one_sided_pieces(ep, op, &a)?;
+    Call::of(ep, op, &a, (Pieces::Many(iovs), Pieces::Many(adverts)))
+}
+
+/// The pieces of a vector call, and the adverts of the peer's memory.
+pub(crate) fn one_sided_pieces<const N: usize>(
+    ep: &PyEndpoint,
+    op: Op,
+    a: &Args<'_, N>,
+) -> Result<(Vec<Iov>, Vec<Advert>), CallError> {
+    let table = Table::of(a, a.size(Param::NumIovs)?)?;
     let metas: Blobs<'_, ADVERT_LEN> = a.with(Param::MetaV, Blobs::of)?;
     // Lengths are checked before contents: a list of the wrong length raises with any contents.
-    metas.expect(signature.function, table.count)?;
+    metas.expect(a.function(), table.count)?;
     let iovs = table.iovs(ep, op)?;
     let decode = |meta: &[u8; ADVERT_LEN]| Advert::decode(meta);
     let adverts = a.named(Param::MetaV, metas.decode(table.count, decode, advert))?;
-    Call::of(ep, op, &a, (Pieces::Many(iovs), Pieces::Many(adverts)))
+    Ok((iovs, adverts))
 }
 
 /// The memory of a pointer, checked to be writable if the operation writes it.

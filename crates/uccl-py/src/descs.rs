@@ -245,12 +245,7 @@ pub(crate) fn transfer(
             remote.len()
         )));
     }
-    // UCCL's own test writes them in capitals.
-    let op = match a.req::<String>(Param::OpName)?.as_str() {
-        "read" | "READ" => Op::Read,
-        "write" | "WRITE" => Op::Write,
-        name => return Err(CallError::runtime(format!("Invalid op_name: {name}"))),
-    };
+    let op = op_of(&a)?;
     let conn = ConnId(a.req(Param::Conn)?);
     if let Err(e) = ep.core.connection(conn) {
         return Err(CallError::runtime(format!("Invalid conn_id: {e}")));
@@ -273,6 +268,16 @@ pub(crate) fn transfer(
     }
     let extras = Extras::of(ep, &a)?;
     Ok(Call { conn, op, pieces: Pieces::Many(iovs), adverts: Pieces::Many(adverts), extras })
+}
+
+/// The operation of a call that names it.
+pub(crate) fn op_of<const N: usize>(a: &args::Args<'_, N>) -> Result<Op, CallError> {
+    // UCCL's own test writes them in capitals.
+    match a.req::<String>(Param::OpName)?.as_str() {
+        "read" | "READ" => Ok(Op::Read),
+        "write" | "WRITE" => Ok(Op::Write),
+        name => Err(CallError::runtime(format!("Invalid op_name: {name}"))),
+    }
 }
 
 fn iov(local: &PyXferDesc) -> Result<Iov, CallError> {

@@ -33,6 +33,7 @@ mod meta;
 mod methods;
 mod nixl;
 mod peers;
+mod prepared;
 mod regions;
 mod registration;
 mod reuse;
@@ -63,6 +64,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<descs::PyXferHandle>()?;
     m.add_class::<shared::PySharedMemory>()?;
     m.add_class::<by_address::PyAddressTransfer>()?;
+    m.add_class::<prepared::PyPreparedTransfer>()?;
     m.add_class::<ep::PyNodes>()?;
     m.add_class::<ep::PyGroup>()?;
     m.add_class::<ep::PyRouting>()?;

@@ -91,6 +91,8 @@ signatures! {
     method TRANSFER "transfer":
         (Conn, OpName, LocalDescs, RemoteDescs, *, Notif = None, Timeout = None, Stream = None);
 
+    method PREPARE "prepare": (OpName, MrV, PtrV, SizeV, MetaV, NumIovs = None);
+
     method SEND "send", SEND_ASYNC "send_async":
         (Conn, Mr, Ptr, Size = None, *, Notif = None, Timeout = None, Stream = None);
     method RECV "recv", RECV_ASYNC "recv_async":

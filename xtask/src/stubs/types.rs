@@ -17,6 +17,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("meta", "Buffer"),
     ("metadata", "Buffer"),
     ("metadata_bytes", "Buffer"),
+    ("notif", "Buffer"),
     // Of a tuple; in a group's calls a stream is all that is an object there.
     ("options", "_Stream"),
     ("output", "_Tensor"),

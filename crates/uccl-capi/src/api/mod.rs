@@ -12,13 +12,15 @@ mod endpoint;
 mod library;
 mod memory;
 mod notif;
+mod prepared;
 pub(crate) mod status;
 mod transfer;
 
 use std::time::Duration;
 
 pub use self::{
-    address::*, config::*, endpoint::*, library::*, memory::*, notif::*, status::*, transfer::*,
+    address::*, config::*, endpoint::*, library::*, memory::*, notif::*, prepared::*, status::*,
+    transfer::*,
 };
 use crate::failure::{Answer, Failure, run};
 

@@ -115,13 +115,7 @@ impl<'a> Call<'a> {
     /// # Safety
     /// The request's lists are as long as it says, and its notification stays for `'a`.
     unsafe fn of(request: &'a uccl_request_t) -> Answer<Self> {
-        let op = match request.op {
-            op if op == uccl_op_t::UCCL_READ as i32 => Op::Read,
-            op if op == uccl_op_t::UCCL_WRITE as i32 => Op::Write,
-            op if op == uccl_op_t::UCCL_SEND as i32 => Op::Send,
-            op if op == uccl_op_t::UCCL_RECV as i32 => Op::Recv,
-            op => return Err(Failure::invalid(format!("op {op} is none of uccl_op_t"))),
-        };
+        let op = op_of(request.op)?;
         if request.count > MAX_IOVS {
             let count = request.count;
             return Err(Failure::invalid(format!(
@@ -141,13 +135,11 @@ impl<'a> Call<'a> {
                 args::many(request.notif.cast::<u8>(), request.notif_len, "notif")?,
             )
         };
-        let iov =
-            |iov: &uccl_iov_t| Iov { mr: MrId(iov.mr), ptr: args::address(iov.ptr), len: iov.len };
         let decode = |advert: &uccl_advert_t| Advert::decode(&advert.bytes);
         Ok(Call {
             conn: ConnId(request.conn),
             op,
-            iovs: iovs.iter().map(iov).collect(),
+            iovs: iovs.iter().map(iov_of).collect(),
             adverts: adverts.iter().map(decode).collect::<Result<_, _>>()?,
             // An empty notification is one too, if its pointer is not NULL.
             notif: (!request.notif.is_null()).then_some(notif),
@@ -172,6 +164,22 @@ impl<'a> Call<'a> {
     fn run(&self, endpoint: &Endpoint) -> Answer<u64> {
         Ok(endpoint.run(&self.request()?, &mut Uninterrupted)?.bytes)
     }
+}
+
+/// One of `uccl_op_t`.
+pub(super) fn op_of(op: i32) -> Answer<Op> {
+    match op {
+        op if op == uccl_op_t::UCCL_READ as i32 => Ok(Op::Read),
+        op if op == uccl_op_t::UCCL_WRITE as i32 => Ok(Op::Write),
+        op if op == uccl_op_t::UCCL_SEND as i32 => Ok(Op::Send),
+        op if op == uccl_op_t::UCCL_RECV as i32 => Ok(Op::Recv),
+        op => Err(Failure::invalid(format!("op {op} is none of uccl_op_t"))),
+    }
+}
+
+/// A piece of local memory.
+pub(super) fn iov_of(iov: &uccl_iov_t) -> Iov {
+    Iov { mr: MrId(iov.mr), ptr: args::address(iov.ptr), len: iov.len }
 }
 
 fn signal_of(signal: &uccl_signal_t) -> Answer<Signal> {

@@ -29,6 +29,7 @@ mod glances;
 mod gpu_signal;
 pub(crate) mod grants;
 pub(crate) mod greeting;
+mod hot_lanes;
 pub(crate) mod inline_op;
 pub(crate) mod lane_set;
 mod lane_workers;
@@ -67,6 +68,8 @@ pub(crate) mod wait;
 pub(crate) mod work;
 pub(crate) mod worker;
 
+#[cfg(test)]
+pub(crate) mod fake_stream;
 #[cfg(test)]
 pub(crate) mod pair;
 #[cfg(test)]

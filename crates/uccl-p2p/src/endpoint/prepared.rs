@@ -21,12 +21,12 @@ use crate::{
         work::Pieces,
     },
     error::{Error, Result},
-    ids::{ConnId, MrId},
+    ids::{ConnId, MrId, TransferId},
 };
 
 /// A read or a write that was checked: the regions of its pieces were found, its adverts compared,
-/// and neighbours merged. [`Endpoint::try_run_prepared`] posts it, at a cost that does not depend
-/// on the number of its pieces.
+/// and neighbours merged. [`Endpoint::post_prepared`] and [`Endpoint::try_run_prepared`] post it,
+/// at a cost that does not depend on the number of its pieces.
 ///
 /// It keeps neither its regions nor a connection. A post after one of the regions was deregistered
 /// is refused, and so is a post over a connection to another endpoint than that of the adverts.
@@ -63,7 +63,8 @@ impl PreparedTransfer {
 
 impl Endpoint {
     /// Checks a read or a write with one advert for each iov, for posts by
-    /// [`try_run_prepared`](Self::try_run_prepared). No byte moves, and no connection is needed.
+    /// [`post_prepared`](Self::post_prepared) or [`try_run_prepared`](Self::try_run_prepared). No
+    /// byte moves, and no connection is needed.
     ///
     /// # Errors
     /// An iov is not inside its region or longer than its advert, a region is unknown, or two
@@ -82,6 +83,23 @@ impl Endpoint {
         regions.dedup();
         let (by, bytes, pieces) = (self.instance(), checked.bytes, checked.pieces.share());
         Ok(PreparedTransfer { op, by, of, regions, pieces, bytes })
+    }
+
+    /// Starts a prepared transfer, as [`post`](Self::post) does. A notification is this post's
+    /// alone.
+    ///
+    /// # Errors
+    /// The same as those of `post`; [`Error::UnknownRegion`] if one of its regions has been
+    /// deregistered since it was prepared.
+    pub fn post_prepared(
+        &self,
+        conn: ConnId,
+        prepared: &PreparedTransfer,
+        notif: Option<&[u8]>,
+    ) -> Result<TransferId> {
+        let conn = self.usable_conn(conn)?;
+        prepared.check(self.instance(), &conn)?;
+        self.post_to(&conn, prepared, notif).map(|transfer| transfer.id)
     }
 
     /// Does a prepared transfer at once or starts it, as [`try_run_held`](Self::try_run_held) does.
@@ -109,16 +127,24 @@ impl Endpoint {
         Ok(match made {
             Some(StartOutcome::Done(outcome)) => Tried::Done(outcome),
             Some(StartOutcome::Transfer(transfer)) => Tried::Under(self.handle_of(transfer)),
-            None => {
-                // A worker that wakes leaves the work to a caller that mostly comes back for it,
-                // instead of taking this call's processor.
-                let _claim = conn.claim();
-                let transfer = self.start_prepared(&conn, prepared, notif)?;
-                self.core().workers.hurry();
-                conn.kick_if_untended();
-                Tried::Under(self.handle_of(transfer))
-            }
+            None => Tried::Under(self.handle_of(self.post_to(&conn, prepared, notif)?)),
         })
+    }
+
+    /// Posts a prepared transfer over a connection to its peer.
+    fn post_to(
+        &self,
+        conn: &Arc<Connection>,
+        prepared: &PreparedTransfer,
+        notif: Option<&[u8]>,
+    ) -> Result<Arc<Transfer>> {
+        // A worker that wakes leaves the work to a caller that mostly comes back for it, instead of
+        // taking this call's processor.
+        let _claim = conn.claim();
+        let transfer = self.start_prepared(conn, prepared, notif)?;
+        self.core().workers.hurry();
+        conn.kick_if_untended();
+        Ok(transfer)
     }
 
     /// A prepared transfer of one piece; `None` if it has several.
@@ -270,6 +296,26 @@ mod tests {
                 let ended = transfer.status().expect("ours");
                 assert!(matches!(ended, Status::Done(_)), "{by:?}: {ended:?}");
             }
+            both.pair.close();
+        }
+    }
+
+    #[test]
+    fn a_post_has_an_id_as_any_transfer() {
+        for by in [Transport::Local, Transport::Tcp] {
+            let mut both = Both::new(by);
+            let write = both.prepared(Op::Write);
+            for round in 5..8 {
+                both.mine.fill(round);
+                let posted = both.pair.a.post_prepared(both.pair.to_b, &write, None);
+                let ended = both.pair.a.wait(posted.expect("posted"), None, &mut Uninterrupted);
+                assert!(matches!(ended, Ok(Status::Done(_))), "{by:?}: {ended:?}");
+                assert!(both.seen().0.iter().all(|byte| *byte == round), "{by:?} {round}");
+            }
+            let a = &both.pair.a;
+            a.deregister(both.iovs[0].mr).expect("nothing uses it");
+            let refused = a.post_prepared(both.pair.to_b, &write, None);
+            assert!(matches!(refused, Err(Error::UnknownRegion(_))), "{refused:?}");
             both.pair.close();
         }
     }

@@ -5,7 +5,13 @@ use uccl_p2p::{Error, Op, Status, TransferId};
 
 use super::{Args, Kwargs, wait_timeout};
 use crate::{
-    call, descs, endpoint::PyEndpoint, error, interrupt::waiting, ipc, signatures, stream,
+    call, descs,
+    endpoint::PyEndpoint,
+    error,
+    interrupt::waiting,
+    ipc,
+    prepared::{self, PyPreparedTransfer},
+    signatures, stream,
 };
 
 /// Two methods for each kind of transfer: one that runs it to its end, and one that starts it.
@@ -104,6 +110,18 @@ impl PyEndpoint {
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         call::post(self, py, descs::transfer(self, args, kwargs))
+    }
+
+    #[doc = signature!(PREPARE)]
+    /// Checks a `"read"` or `"write"` of many pieces once, for any number of posts: `(ok,
+    /// prepared)`, and then `prepared.post(conn_id)`. No byte moves, and no connection is needed.
+    #[pyo3(signature = (*args, **kwargs), text_signature = None)]
+    fn prepare(
+        &self,
+        args: Args<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
+    ) -> PyResult<(bool, Option<PyPreparedTransfer>)> {
+        prepared::prepare(self, args, kwargs)
     }
 
     /// The state of a transfer: `(True, False)` in flight, `(True, True)` done, `(False, True)`
