@@ -146,7 +146,7 @@ class World:
                 raise self._ended(rank) from None
         answers: dict[int, tuple[bool, Any]] = {}
         while waiting:
-            ready = multiprocessing.connection.wait(list(waiting), LIMIT)
+            ready: list[Any] = multiprocessing.connection.wait(list(waiting), LIMIT)
             if not ready:
                 late = [f"{rank} (process {self._ranks[rank][0].pid})" for rank in waiting.values()]
                 raise TimeoutError(f"no answer of rank {', '.join(late)}")
