@@ -13,7 +13,7 @@ use uccl_fabric::{
     alloc::Shareable,
     lane::{
         Aftermath, Caps, Completion, HostLane, Interest, Lane, LaneError, MessageLane, MessageSink,
-        OpError, OpKind, OpName, OpResult, Operation, Posted,
+        OpError, OpKind, OpName, OpResult, Operation, PostOutcome,
     },
     mem::{RemoteSpan, Span},
     signal::Word,
@@ -300,9 +300,9 @@ impl<L: MessageLane> Lane for ChaosLane<L> {
         Caps { ordered: caps.ordered && self.faults.hold_completions == 0, ..caps }
     }
 
-    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
+    unsafe fn post(&self, op: Operation) -> Result<PostOutcome, LaneError> {
         if !self.admits()? {
-            return Ok(Posted::Done(Err(OpError::LocalFault)));
+            return Ok(PostOutcome::Done(Err(OpError::LocalFault)));
         }
         let repeat = op.kind == OpKind::Write
             && self.state.lock().rng.u8(0..100) < self.faults.repeat_writes_percent;
@@ -317,22 +317,22 @@ impl<L: MessageLane> Lane for ChaosLane<L> {
         // SAFETY: the caller's completion, until which its memory is valid, is called after those
         // of all copies.
         let first = unsafe { self.inner.post(copy())? };
-        let Posted::Pending(name) = first else {
+        let PostOutcome::Pending(name) = first else {
             // Nothing is under way, so nothing is held and nothing repeated.
             return Ok(first);
         };
         if repeat {
             // SAFETY: as above.
             match unsafe { self.inner.post(copy()) } {
-                Ok(Posted::Pending(second)) => {
+                Ok(PostOutcome::Pending(second)) => {
                     self.state.lock().repeats.insert(name, second);
                 }
-                Ok(Posted::Done(result)) => catch.complete(result),
+                Ok(PostOutcome::Done(result)) => catch.complete(result),
                 // The first copy gets the error too.
                 Err(_) => catch.complete(Err(OpError::LaneDown)),
             }
         }
-        Ok(Posted::Pending(name))
+        Ok(PostOutcome::Pending(name))
     }
 
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
@@ -389,9 +389,9 @@ impl<L: MessageLane> MessageLane for ChaosLane<L> {
     }
 
     /// A signalled write is never repeated: the word would change twice.
-    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<PostOutcome, LaneError> {
         if !self.admits()? {
-            return Ok(Posted::Done(Err(OpError::LocalFault)));
+            return Ok(PostOutcome::Done(Err(OpError::LocalFault)));
         }
         let done = self.catch(op.done, 1);
         // SAFETY: the caller's completion is called after this one.
@@ -461,7 +461,7 @@ impl<L: MessageLane> HostLane for ChaosLane<L> {
         &self,
         write: Operation,
         word: Word,
-    ) -> Result<Posted, LaneError> {
+    ) -> Result<PostOutcome, LaneError> {
         self.check()?;
         let Some(host) = self.host() else { return Err(LaneError::Killed) };
         // SAFETY: the caller keeps the contract of this method, which is the inner lane's.

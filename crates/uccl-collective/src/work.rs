@@ -7,7 +7,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_p2p::{Interrupt, Status, Uninterrupted};
+use uccl_p2p::{Interrupt, NoInterrupt, Status};
 
 use crate::{
     error::{Error, Result},
@@ -75,7 +75,7 @@ impl Work {
     /// # Errors
     /// It has failed; asking again gives the same error. No byte of it lands any more.
     pub fn poll(&self) -> Result<bool> {
-        self.advance(None, &mut Uninterrupted)
+        self.advance(None, &mut NoInterrupt)
     }
 
     /// Waits for its end, for at most `timeout`. `false`: it goes on.

@@ -6,7 +6,7 @@ use std::{cell::Cell, sync::Barrier, thread, time::Duration};
 
 use common::{FAR, Memory, byte, done, endpoint, on_hosts};
 use uccl_collective::{CallOptions, Direction, Error, Group, GroupRequest};
-use uccl_p2p::{Endpoint, Transport, Uninterrupted};
+use uccl_p2p::{Endpoint, NoInterrupt, Transport};
 
 const BOTH: [Transport; 2] = [Transport::Tcp, Transport::Local];
 
@@ -130,7 +130,7 @@ fn a_message_of_another_length_fails() {
             0 => group.message(Direction::Send, 1, part, none),
             _ => group.message(Direction::Recv, 0, memory.buffer(), none),
         };
-        let ended = work.expect("begun").wait(Some(FAR), &mut Uninterrupted);
+        let ended = work.expect("begun").wait(Some(FAR), &mut NoInterrupt);
         match group.rank() {
             0 => assert!(ended.expect("well")),
             _ => assert!(matches!(
@@ -189,7 +189,7 @@ fn expect_others_to_go_on(transport: Transport, hosts: &[u8], is_root: bool) {
             let work = group.broadcast(root, memory.buffer(), none);
             let ended = work.and_then(|work| {
                 met.wait_once();
-                work.wait(Some(FAR), &mut Uninterrupted)
+                work.wait(Some(FAR), &mut NoInterrupt)
             });
             if let Err(e) = ended {
                 break e;
@@ -198,8 +198,8 @@ fn expect_others_to_go_on(transport: Transport, hosts: &[u8], is_root: bool) {
         assert!(matches!(failed, Error::Lost { rank: 2, .. }), "{failed}");
         let again = group.broadcast(0, memory.buffer(), none).map(|_| ());
         assert!(matches!(again, Err(Error::Lost { rank: 2, .. })), "the group has ended");
-        assert_eq!(group.lost(&mut Uninterrupted).expect("asked"), [2]);
-        let pair = group.shrink(FAR, &mut Uninterrupted).expect("the others");
+        assert_eq!(group.lost(&mut NoInterrupt).expect("asked"), [2]);
+        let pair = group.shrink(FAR, &mut NoInterrupt).expect("the others");
         assert_eq!((pair.rank(), pair.ranks()), (group.rank(), 2));
         assert_eq!(pair.members(), [0, 1]);
         drop(group);
@@ -249,7 +249,7 @@ fn ranks_that_disagree_do_not_join() {
                 let cards = &cards;
                 let needs_registration = false;
                 let request = GroupRequest { endpoint, rank, cards, timeout, needs_registration };
-                let joined = Group::join(&request, &mut Uninterrupted).map(|_| ());
+                let joined = Group::join(&request, &mut NoInterrupt).map(|_| ());
                 let other = 1 - rank;
                 match joined {
                     Err(Error::Disagreement { rank, .. }) => assert_eq!(rank, other),
@@ -270,7 +270,7 @@ fn a_rank_that_does_not_come_is_named() {
         let endpoint = [&here, &there][rank];
         let request =
             GroupRequest { endpoint, rank, cards: &cards, timeout, needs_registration: false };
-        let joined = Group::join(&request, &mut Uninterrupted).map(|_| ());
+        let joined = Group::join(&request, &mut NoInterrupt).map(|_| ());
         let Err(Error::NotJoined { missing, .. }) = joined else { panic!("{joined:?}") };
         assert_eq!(missing, [1 - rank]);
         assert_eq!(endpoint.stats().expect("open").connections, 0);
@@ -279,6 +279,6 @@ fn a_rank_that_does_not_come_is_named() {
     for cards in [&wrong[..], &[]] {
         let request =
             GroupRequest { endpoint: &here, rank: 0, cards, timeout, needs_registration: false };
-        assert!(Group::join(&request, &mut Uninterrupted).is_err());
+        assert!(Group::join(&request, &mut NoInterrupt).is_err());
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use common::{FAR, Memory, byte, done, on_hosts};
 use uccl_collective::{CallOptions, Direction, Error};
-use uccl_p2p::{Transport, Uninterrupted};
+use uccl_p2p::{NoInterrupt, Transport};
 
 /// Long enough for several chunks, and no multiple of one.
 const LONG: usize = (1 << 20) + 4097;
@@ -143,13 +143,13 @@ fn a_smaller_group_has_relays_of_its_own() {
         }
         let failed = loop {
             let work = group.broadcast(0, memory.buffer(), none);
-            let ended = work.and_then(|work| work.wait(Some(FAR), &mut Uninterrupted));
+            let ended = work.and_then(|work| work.wait(Some(FAR), &mut NoInterrupt));
             if let Err(e) = ended {
                 break e;
             }
         };
         assert!(matches!(failed, Error::Lost { rank: 1, .. }), "{failed}");
-        let rest = group.shrink(FAR, &mut Uninterrupted).expect("the others");
+        let rest = group.shrink(FAR, &mut NoInterrupt).expect("the others");
         assert_eq!(rest.members(), [0, 2, 3]);
         drop(group);
         for root in 0..3 {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use uccl_fabric::lane::{Completion, LaneError, OpError, OpName, OpResult, Posted};
+use uccl_fabric::lane::{Completion, LaneError, OpError, OpName, OpResult, PostOutcome};
 
 use crate::memory::Memory;
 
@@ -41,10 +41,10 @@ impl ResultSlot {
     }
 
     /// Records the result of posting the operation.
-    pub(crate) fn is_posted(self: &Arc<Self>, posted: Result<Posted, LaneError>) {
+    pub(crate) fn is_posted(self: &Arc<Self>, posted: Result<PostOutcome, LaneError>) {
         match posted {
-            Ok(Posted::Pending(name)) => self.state.lock().name = Some(name),
-            Ok(Posted::Done(result)) => Arc::clone(self).complete(result),
+            Ok(PostOutcome::Pending(name)) => self.state.lock().name = Some(name),
+            Ok(PostOutcome::Done(result)) => Arc::clone(self).complete(result),
             Err(_) => Arc::clone(self).complete(Err(OpError::LaneDown)),
         }
     }

@@ -108,7 +108,7 @@ pub struct Operation {
     pub memory: MemoryKind,
     /// The remote pieces, in order.
     pub remote: RemoteSpans,
-    /// Called once, when the operation has ended, unless [`Lane::post`] returned [`Posted::Done`].
+    /// Called once, when the operation has ended, unless [`Lane::post`] returned [`PostOutcome::Done`].
     pub done: Arc<dyn Completion>,
 }
 
@@ -231,7 +231,7 @@ pub struct OpName(pub u64);
 
 /// The outcome of [`Lane::post`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Posted {
+pub enum PostOutcome {
     /// It ended at once; its completion is not called.
     Done(OpResult),
     /// Its completion will be called.
@@ -269,7 +269,7 @@ pub trait Lane: Send + Sync {
     /// # Safety
     /// The local pieces must stay valid until the operation has ended: until its completion is
     /// called, or [`Lane::kill`] has returned.
-    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError>;
+    unsafe fn post(&self, op: Operation) -> Result<PostOutcome, LaneError>;
 
     /// Does all the work that needs no blocking. True if there was any.
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError>;

@@ -31,7 +31,7 @@ use uccl_fabric::{
     alloc::Shareable,
     lane::{
         Aftermath, Caps, HostLane, Interest, Lane, LaneError, MessageLane, MessageSink, OpError,
-        OpKind, OpName, OpResult, Operation, Posted, access_of,
+        OpKind, OpName, OpResult, Operation, PostOutcome, access_of,
     },
     mem::{Access, RemoteSpan, Span},
     signal::Word,
@@ -214,7 +214,7 @@ impl Lane for LocalLane {
         Caps { link, ordered: false, max_pieces: any, max_gpu_pieces: any, ..self.stream.caps() }
     }
 
-    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
+    unsafe fn post(&self, op: Operation) -> Result<PostOutcome, LaneError> {
         // SAFETY: the caller's promise.
         unsafe { self.route(op) }
     }
@@ -283,7 +283,7 @@ impl MessageLane for LocalLane {
         self.is_streamed(ours, remote)
     }
 
-    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<PostOutcome, LaneError> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.post_signalled(op, word) }
     }
@@ -409,7 +409,7 @@ impl HostLane for LocalLane {
         &self,
         write: Operation,
         word: Word,
-    ) -> Result<Posted, LaneError> {
+    ) -> Result<PostOutcome, LaneError> {
         // SAFETY: the caller's promise.
         unsafe { self.post_gpu(write, Some(word)) }
     }

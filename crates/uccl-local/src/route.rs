@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use uccl_device::{MemoryKind, cuda::Event};
 use uccl_fabric::{
-    lane::{Lane, LaneError, MessageLane, OpError, OpName, Operation, Posted, access_of},
+    lane::{Lane, LaneError, MessageLane, OpError, OpName, Operation, PostOutcome, access_of},
     mem::RemoteSpan,
     pieces::{firsts, group},
     signal::Word,
@@ -39,7 +39,7 @@ impl LocalLane {
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    pub(super) unsafe fn route(&self, op: Operation) -> Result<Posted, LaneError> {
+    pub(super) unsafe fn route(&self, op: Operation) -> Result<PostOutcome, LaneError> {
         let (way, apart) = self.ways(op.memory, op.remote.regions());
         if !apart {
             // SAFETY: the caller's promise.
@@ -89,7 +89,7 @@ impl LocalLane {
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    unsafe fn post_apart(&self, op: &Operation) -> Result<Posted, LaneError> {
+    unsafe fn post_apart(&self, op: &Operation) -> Result<PostOutcome, LaneError> {
         let way_of = |_, remote| self.way(op.memory, &remote);
         let parts = group((&op.local[..], &op.remote[..]), way_of);
         let split = self.splits.begin(parts.len(), &op.done);
@@ -106,7 +106,7 @@ impl LocalLane {
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    unsafe fn post_one_way(&self, way: Way, op: Operation) -> Result<Posted, LaneError> {
+    unsafe fn post_one_way(&self, way: Way, op: Operation) -> Result<PostOutcome, LaneError> {
         match way {
             // SAFETY: the caller's promise.
             Way::Gpu | Way::GpuToHost => unsafe { self.post_gpu(op, None) },
@@ -121,19 +121,19 @@ impl LocalLane {
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    unsafe fn post_direct(&self, op: Operation) -> Result<Posted, LaneError> {
+    unsafe fn post_direct(&self, op: Operation) -> Result<PostOutcome, LaneError> {
         if self.bell.ended() {
             return Err(LaneError::Ended);
         }
         let (len, few) = (op.len(), self.has_few(&op));
         if few && len <= INLINE {
             // SAFETY: the caller's promise.
-            return Ok(Posted::Done(unsafe {
+            return Ok(PostOutcome::Done(unsafe {
                 self.copy(access_of(op.kind), &op.local, &op.remote)
             }));
         }
         if op.memory.device().is_some() {
-            return self.jobs.post(op, CopyThreads::Many, None, JOB).map(Posted::Pending);
+            return self.jobs.post(op, CopyThreads::Many, None, JOB).map(PostOutcome::Pending);
         }
         let cost = cost_of(len, op.remote.len());
         let threads = self.sharing.choose(cost);
@@ -144,10 +144,10 @@ impl LocalLane {
             if copied.is_ok() {
                 self.sharing.learn(threads, cost, started.elapsed());
             }
-            return Ok(Posted::Done(copied));
+            return Ok(PostOutcome::Done(copied));
         }
         let sharing = Some(Arc::clone(&self.sharing));
-        self.jobs.post(op, threads, sharing, JOB).map(Posted::Pending)
+        self.jobs.post(op, threads, sharing, JOB).map(PostOutcome::Pending)
     }
 
     /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some
@@ -176,7 +176,7 @@ impl LocalLane {
         &self,
         op: Operation,
         word: Option<Word>,
-    ) -> Result<Posted, LaneError> {
+    ) -> Result<PostOutcome, LaneError> {
         if self.bell.ended() {
             return Err(LaneError::Ended);
         }
@@ -249,7 +249,7 @@ impl LocalLane {
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    unsafe fn launch(&self, posting: &PostRequest<'_>) -> Result<Posted, LaneError> {
+    unsafe fn launch(&self, posting: &PostRequest<'_>) -> Result<PostOutcome, LaneError> {
         // SAFETY: the caller's promise.
         let launch = || unsafe { self.gpu.post(&self.direct, posting) };
         let launched = match launch() {
@@ -260,12 +260,12 @@ impl LocalLane {
             launched => launched,
         };
         match launched {
-            Ok(name) => Ok(Posted::Pending(OpName(name.0 | GPU))),
+            Ok(name) => Ok(PostOutcome::Pending(OpName(name.0 | GPU))),
             // SAFETY: the caller's promise.
             Err(OpError::HostOnly(_)) if posting.word.is_none() => unsafe {
                 self.post_stream(posting.operation())
             },
-            Err(e) => Ok(Posted::Done(Err(e))),
+            Err(e) => Ok(PostOutcome::Done(Err(e))),
         }
     }
 
@@ -273,7 +273,7 @@ impl LocalLane {
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    unsafe fn post_stream(&self, op: Operation) -> Result<Posted, LaneError> {
+    unsafe fn post_stream(&self, op: Operation) -> Result<PostOutcome, LaneError> {
         let (most, count) = (self.stream.caps().max_pieces, op.remote.len());
         if count <= most {
             // SAFETY: the caller's promise.

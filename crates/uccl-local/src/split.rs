@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use uccl_fabric::lane::{Completion, LaneError, OpError, OpName, OpResult, Posted};
+use uccl_fabric::lane::{Completion, LaneError, OpError, OpName, OpResult, PostOutcome};
 
 use super::SPLIT;
 
@@ -63,17 +63,17 @@ impl Split {
     }
 
     /// Records the outcome of posting a part.
-    pub(super) fn add(self: &Arc<Self>, posted: Result<Posted, LaneError>) {
+    pub(super) fn add(self: &Arc<Self>, posted: Result<PostOutcome, LaneError>) {
         match posted {
-            Ok(Posted::Pending(name)) => self.state.lock().names.push(name),
-            Ok(Posted::Done(result)) => Arc::clone(self).complete(result),
+            Ok(PostOutcome::Pending(name)) => self.state.lock().names.push(name),
+            Ok(PostOutcome::Done(result)) => Arc::clone(self).complete(result),
             Err(_) => Arc::clone(self).complete(Err(OpError::LaneDown)),
         }
     }
 
     /// The outcome of posting the whole operation. Call it when all parts have been posted.
-    pub(super) fn posted(&self) -> Posted {
-        Posted::Pending(self.name)
+    pub(super) fn posted(&self) -> PostOutcome {
+        PostOutcome::Pending(self.name)
     }
 }
 

@@ -136,7 +136,7 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
     let local: Spans = [span_of(&source)].into();
     // SAFETY: the source outlives the lanes' copies.
     let posted = unsafe { both.ours.post(write(local.clone(), [region].into(), done)) };
-    assert!(matches!(posted, Ok(Posted::Pending(_))));
+    assert!(matches!(posted, Ok(PostOutcome::Pending(_))));
     let chunk = both.ours.jobs.take(End::Front).expect("a job");
     let outlives = both.ours.direct.claim_owned(region.slot).expect("a word");
     thread::scope(|scope| {
@@ -163,7 +163,10 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
         // SAFETY: as above.
         let posted =
             unsafe { both.ours.post(write([span_of(&source[..len])].into(), remote, done)) };
-        assert!(!matches!(posted, Ok(Posted::Pending(_) | Posted::Done(Ok(())))), "{posted:?}");
+        assert!(
+            !matches!(posted, Ok(PostOutcome::Pending(_) | PostOutcome::Done(Ok(())))),
+            "{posted:?}"
+        );
         assert!(results.try_recv().is_err() && !both.ours.help());
     }
     assert!(now(buf.span()) == before);
@@ -216,7 +219,7 @@ fn an_operation_in_the_rings_is_the_peers_and_a_copy_is_ours() {
         let local = remote.iter().map(|_| span_of(&source)).collect();
         // SAFETY: the source outlives the lanes' copies.
         let posted = unsafe { both.ours.post(write(local, remote, done)) };
-        let Ok(Posted::Pending(name)) = posted else { panic!("{posted:?}") };
+        let Ok(PostOutcome::Pending(name)) = posted else { panic!("{posted:?}") };
         (name, results)
     };
     let (copied, copied_hears) = post([mapped].into());
@@ -242,7 +245,7 @@ fn bytes_in_the_rings_do_not_land_when_the_peer_has_given_them_up() {
         // SAFETY: the source outlives the lanes' copies.
         let posted =
             unsafe { both.ours.post(write([span_of(&source)].into(), [region].into(), done)) };
-        assert!(matches!(posted, Ok(Posted::Pending(_))));
+        assert!(matches!(posted, Ok(PostOutcome::Pending(_))));
         while both.ours.progress(&NoMessages).unwrap() {}
         if begun {
             while now(span_of(&private[..1])) == [0xEE] {
@@ -274,7 +277,7 @@ fn a_cancel_reaches_every_part_of_an_operation() {
     let local = [span_of(&source), span_of(&source)].into();
     // SAFETY: the source outlives the lanes' copies.
     let posted = unsafe { both.ours.post(write(local, [mapped, private_region].into(), done)) };
-    let Ok(Posted::Pending(name)) = posted else { panic!("{posted:?}") };
+    let Ok(PostOutcome::Pending(name)) = posted else { panic!("{posted:?}") };
     both.ours.cancel(name);
     assert_eq!(both.run_until_told(&results), Err(OpError::Cancelled));
     assert!(now(buf.span()).iter().all(|byte| *byte == 0), "the mapped part was copied");
@@ -288,7 +291,7 @@ fn a_cancel_reaches_every_part_of_an_operation() {
     let local = [span_of(&source[..3 << 20])].into();
     // SAFETY: as above.
     let posted = unsafe { both.ours.post(write(local, [piece].into(), done)) };
-    assert!(matches!(posted, Ok(Posted::Pending(_))));
+    assert!(matches!(posted, Ok(PostOutcome::Pending(_))));
     assert_eq!(both.run_until_told(&results), Ok(()));
     assert!(now(span_of(&private[..3 << 20])) == source[..3 << 20]);
 }
@@ -308,7 +311,7 @@ fn a_vector_of_too_many_pieces_for_a_frame_can_be_cancelled() {
     let (done, results) = completion();
     // SAFETY: the source outlives the lanes' copies.
     let posted = unsafe { both.ours.post(write(local, remote, done)) };
-    let Ok(Posted::Pending(name)) = posted else { panic!("{posted:?}") };
+    let Ok(PostOutcome::Pending(name)) = posted else { panic!("{posted:?}") };
     both.ours.cancel(name);
     assert_eq!(both.run_until_told(&results), Err(OpError::Cancelled));
     assert!(now(span_of(&private)).contains(&0), "all of it was sent");

@@ -15,7 +15,7 @@ use std::{
 use uccl_chaos::patiently;
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{HostLane, Lane, OpError, OpKind, Operation, Posted},
+    lane::{HostLane, Lane, OpError, OpKind, Operation, PostOutcome},
     mem::Span,
     region::Rights,
 };
@@ -330,7 +330,7 @@ fn a_copy_by_a_gpu_is_ended_by_its_own_lane_only() {
     };
     // SAFETY: the lane is killed before the memory is freed.
     let posted = unsafe { pair.ours.post(through_rings) };
-    let Ok(Posted::Pending(rings)) = posted else { panic!("{posted:?}") };
+    let Ok(PostOutcome::Pending(rings)) = posted else { panic!("{posted:?}") };
     assert!(pair.ours.is_ours(name) && !pair.ours.is_ours(rings));
     driver.fake.pause(false);
     pair.ours.kill();

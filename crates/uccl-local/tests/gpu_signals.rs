@@ -13,7 +13,7 @@ use std::sync::{
 
 use uccl_device::cuda::DeviceBuffer;
 use uccl_fabric::{
-    lane::{HostLane, Lane, OpError, OpName, OpResult, Posted},
+    lane::{HostLane, Lane, OpError, OpName, OpResult, PostOutcome},
     mem::RemoteSpan,
     region::{Region, Rights},
     signal::Word,
@@ -70,8 +70,8 @@ impl Scene {
         let (end, op) = self.pair.operation(lens);
         // SAFETY: the memory is dropped after the lanes.
         match unsafe { self.pair.ours.post_signalled_by_gpu(op, word) } {
-            Ok(Posted::Pending(name)) => (end, Ok(name)),
-            Ok(Posted::Done(result)) => (end, Err(result)),
+            Ok(PostOutcome::Pending(name)) => (end, Ok(name)),
+            Ok(PostOutcome::Done(result)) => (end, Err(result)),
             Err(e) => panic!("{e}"),
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{Completion, Lane, OpKind, OpResult, Operation, Posted, RemoteSpans, Spans},
+    lane::{Completion, Lane, OpKind, OpResult, Operation, PostOutcome, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
 };
 
@@ -61,7 +61,7 @@ impl Posts {
     }
 
     /// Posts the list.
-    fn begin(&self, kind: OpKind) -> (Arc<End>, Posted) {
+    fn begin(&self, kind: OpKind) -> (Arc<End>, PostOutcome) {
         let end = Arc::new(End::default());
         let op = Operation {
             kind,
@@ -78,8 +78,8 @@ impl Posts {
     /// Posts the list, and waits for its end.
     fn post(&self, kind: OpKind) -> OpResult {
         match self.begin(kind) {
-            (end, Posted::Pending(_)) => self.pair.result(&end),
-            (_, Posted::Done(result)) => result,
+            (end, PostOutcome::Pending(_)) => self.pair.result(&end),
+            (_, PostOutcome::Done(result)) => result,
         }
     }
 
@@ -151,6 +151,6 @@ fn a_table_is_not_used_once_its_region_is_gone() {
     let before = posts.driver.fake.tables();
     let _revoked = regions.revoke(region.slot, region.key).expect("registered");
     // The peer has to refuse it: this end does not know why there is no region.
-    assert_ne!(posts.begin(OpKind::Write).1, Posted::Done(Ok(())));
+    assert_ne!(posts.begin(OpKind::Write).1, PostOutcome::Done(Ok(())));
     assert_eq!(posts.driver.fake.tables(), before);
 }

@@ -1,7 +1,7 @@
 //! Another agent (or this one, to itself): where it is, and the connection to it.
 
 use parking_lot::Mutex;
-use uccl_p2p::{ConnId, Endpoint, Status, TransferHandle, Uninterrupted};
+use uccl_p2p::{ConnId, Endpoint, NoInterrupt, Status, TransferHandle};
 
 use crate::{conn_info::ConnInfo, cost::Cost, log::LoggedFailures, status::Result};
 
@@ -38,7 +38,7 @@ impl Remote {
             let _already_lost = endpoint.disconnect(known);
         }
         let ConnInfo { addr, instance } = self.info;
-        let made = endpoint.connect_to(addr, instance, None, &mut Uninterrupted)?;
+        let made = endpoint.connect_to(addr, instance, None, &mut NoInterrupt)?;
         self.logged.clear();
         *conn = Some(made);
         Ok(made)
@@ -135,7 +135,7 @@ mod tests {
         for _ in 0..300 {
             let many = [(); 64].map(|()| a.send_notif(conn, b"other", None).expect("sent"));
             for one in many {
-                let ended = a.wait(one, None, &mut Uninterrupted).expect("it is known");
+                let ended = a.wait(one, None, &mut NoInterrupt).expect("it is known");
                 assert!(matches!(ended, Stand::Done(_)), "{ended:?}");
             }
             b.take_notifs().expect("it is open");
@@ -152,7 +152,7 @@ mod tests {
         let a = endpoint();
         let remote = Remote::new(ConnInfo { addr: b.addr(), instance: b.instance() });
         let first = remote.conn(&a).expect("it is there");
-        let theirs = b.accept(Some(FAR), &mut Uninterrupted).expect("it comes").conn;
+        let theirs = b.accept(Some(FAR), &mut NoInterrupt).expect("it comes").conn;
         b.disconnect(theirs).expect("it was there");
         let begun = Instant::now();
         while a.check_connection(first).is_ok() {

@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_p2p::{
-    Endpoint, Error as Engine, PreparedTransfer, Status as Stand, TransferHandle, Tried,
+    Endpoint, Error as Engine, PreparedTransfer, Status as Stand, TransferHandle, TryOutcome,
 };
 
 use crate::{
@@ -58,8 +58,8 @@ impl Transfer {
         let conn = self.remote.conn(endpoint)?;
         let started = Instant::now();
         match endpoint.try_run_prepared(conn, prepared, notif)? {
-            Tried::Done(_) => Ok(self.ended(&mut posted, started)),
-            Tried::Under(transfer) => {
+            TryOutcome::Done(_) => Ok(self.ended(&mut posted, started)),
+            TryOutcome::Under(transfer) => {
                 // No progress here: it would copy a part of the data on the caller's time.
                 let stand = transfer.status()?;
                 *posted = TransferState::InFlight(transfer, started);

@@ -14,8 +14,7 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uccl_p2p::{
-    Config, ConnId, Endpoint, Iov, MrId, Op, Request, Transport, Uninterrupted,
-    wire::advert::Advert,
+    Config, ConnId, Endpoint, Iov, MrId, NoInterrupt, Op, Request, Transport, wire::advert::Advert,
 };
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
@@ -120,7 +119,7 @@ impl Side {
         let [port, plain, mapped] = words[..] else { return Err(line.into()) };
         let endpoint = endpoint(transport)?;
         let address = ([127, 0, 0, 1], port.parse()?).into();
-        let connect = |_| endpoint.connect(address, None, &mut Uninterrupted);
+        let connect = |_| endpoint.connect(address, None, &mut NoInterrupt);
         let conns = (0..connections).map(connect).collect::<Result<_, _>>()?;
         let memory = vec![7; LONG];
         // SAFETY: the engine only reads it, and it is deregistered before it goes.
@@ -141,15 +140,15 @@ impl Side {
         let iovs = [Iov { mr: self.mr, ptr: self.memory.as_ptr() as usize, len }];
         let adverts = [*advert];
         let request = Request::new(conn, Op::Write, &iovs, &adverts);
-        self.endpoint.run(&request, &mut Uninterrupted)?;
+        self.endpoint.run(&request, &mut NoInterrupt)?;
         Ok(())
     }
 
     /// Sends a message, and waits for the one that comes back.
     fn ping(&self) -> Result<()> {
         let sent = self.endpoint.send_notif(self.conns[0], &self.memory[..SHORT], None)?;
-        while self.endpoint.wait_notifs(None, &mut Uninterrupted)?.is_empty() {}
-        self.endpoint.wait(sent, None, &mut Uninterrupted)?;
+        while self.endpoint.wait_notifs(None, &mut NoInterrupt)?.is_empty() {}
+        self.endpoint.wait(sent, None, &mut NoInterrupt)?;
         Ok(())
     }
 
@@ -183,13 +182,13 @@ fn serve(transport: &str, echoes: bool, connections: usize) -> Result<()> {
     println!("{line}");
     let mut conn = None;
     for _ in 0..connections {
-        conn = Some(endpoint.accept(None, &mut Uninterrupted)?.conn);
+        conn = Some(endpoint.accept(None, &mut NoInterrupt)?.conn);
     }
     while let (true, Some(conn)) = (echoes, conn) {
-        let Ok(notifs) = endpoint.wait_notifs_from(conn, None, &mut Uninterrupted) else { break };
+        let Ok(notifs) = endpoint.wait_notifs_from(conn, None, &mut NoInterrupt) else { break };
         for notif in notifs {
             let sent = endpoint.send_notif(conn, &notif.payload, None)?;
-            endpoint.wait(sent, None, &mut Uninterrupted)?;
+            endpoint.wait(sent, None, &mut NoInterrupt)?;
         }
     }
     io::stdin().read_to_end(&mut Vec::new())?;

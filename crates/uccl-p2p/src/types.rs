@@ -26,9 +26,9 @@ pub trait Interrupt {
 }
 
 /// Nothing interrupts.
-pub struct Uninterrupted;
+pub struct NoInterrupt;
 
-impl Interrupt for Uninterrupted {
+impl Interrupt for NoInterrupt {
     fn interrupted(&mut self) -> bool {
         false
     }
@@ -195,7 +195,7 @@ pub enum Status {
 /// The result of [`Endpoint::try_run`](super::Endpoint::try_run) and
 /// [`Endpoint::try_run_held`](super::Endpoint::try_run_held).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Tried<T = TransferId> {
+pub enum TryOutcome<T = TransferId> {
     /// It is done.
     Done(Outcome),
     /// It is under way.
@@ -213,7 +213,7 @@ pub struct Outcome {
 
 /// A connection that accept returned.
 #[derive(Clone, Debug)]
-pub struct Accepted {
+pub struct Acceptance {
     /// The connection's id here.
     pub conn: ConnId,
     /// Where the peer connected from.

@@ -15,8 +15,8 @@ use std::{
 
 use uccl_chaos::patiently;
 use uccl_p2p::{
-    Config, ConnId, ConnectHandle, ConnectRequest, Endpoint, Error, Interrupt, Transport,
-    Uninterrupted,
+    Config, ConnId, ConnectHandle, ConnectRequest, Endpoint, Error, Interrupt, NoInterrupt,
+    Transport,
 };
 
 use self::loopback::on_loopback;
@@ -334,9 +334,9 @@ fn a_connect_that_is_waited_for_can_be_interrupted_and_go_on() {
     assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
     assert!(begun.poll().is_pending(), "it goes on");
     drop(gate);
-    assert!(begun.wait(&mut Uninterrupted).is_err(), "the peer has left");
+    assert!(begun.wait(&mut NoInterrupt).is_err(), "the peer has left");
     let begun = begin(&here, there.addr(), FAR);
-    let conn = begun.wait(&mut Uninterrupted).expect("connected");
+    let conn = begun.wait(&mut NoInterrupt).expect("connected");
     assert_eq!(begun.cancel().expect("it was connected before"), conn);
     assert!(matches!(begun.poll(), Poll::Ready(Ok(same)) if same == conn));
     drop(begun);

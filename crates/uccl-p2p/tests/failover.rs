@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_p2p::{Config, ConnId, Endpoint, Error, Iov, Op, Request, Transport, Uninterrupted};
+use uccl_p2p::{Config, ConnId, Endpoint, Error, Iov, NoInterrupt, Op, Request, Transport};
 
 use self::loopback::on_loopback;
 
@@ -106,8 +106,8 @@ impl Pair {
     fn new(timeout: Duration) -> Self {
         let (a, b) = (endpoint(timeout), endpoint(timeout));
         let middle = Middle::before(b.addr());
-        let conn = a.connect(middle.addr, None, &mut Uninterrupted).expect("connected");
-        b.accept(None, &mut Uninterrupted).expect("accepted");
+        let conn = a.connect(middle.addr, None, &mut NoInterrupt).expect("connected");
+        b.accept(None, &mut NoInterrupt).expect("accepted");
         assert_eq!(a.connection(conn).expect("open").lanes, STREAMS);
         while middle.streams.lock().unwrap().len() < STREAMS {
             sleep(Duration::from_millis(1));
@@ -136,7 +136,7 @@ impl Pair {
                 sleep(Duration::from_millis(5));
                 trouble(middle);
             });
-            (0..4).try_for_each(|_| a.run(&request, &mut Uninterrupted).map(drop))
+            (0..4).try_for_each(|_| a.run(&request, &mut NoInterrupt).map(drop))
         });
         assert!(ended.is_err() || self.near == self.far, "other bytes arrived");
         ended

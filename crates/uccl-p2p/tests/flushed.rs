@@ -11,7 +11,7 @@ use std::{env, time::Duration};
 
 use uccl_libfabric::{Devices, LibfabricRail, LibfabricSettings};
 use uccl_p2p::{
-    Config, ConnId, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted,
+    Config, ConnId, Endpoint, Iov, NoInterrupt, Op, Request, Status, Transport,
     device::cuda::{DeviceBuffer, Gpus},
 };
 
@@ -46,14 +46,14 @@ fn scene() -> Option<Scene> {
         };
         Endpoint::new(config).expect("an endpoint")
     });
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+    let to_a = b.accept(None, &mut NoInterrupt).expect("accepted").conn;
     Some(Scene { a, b, to_b, to_a })
 }
 
 fn finish(ep: &Endpoint, request: &Request<'_>) {
     let transfer = ep.post(request).expect("posted");
-    let status = ep.wait(transfer, Some(PATIENCE), &mut Uninterrupted).expect("known");
+    let status = ep.wait(transfer, Some(PATIENCE), &mut NoInterrupt).expect("known");
     assert!(matches!(status, Status::Done(_)), "{status:?}");
 }
 
@@ -80,16 +80,16 @@ fn flushes(fake: Fake, gpu: u32) -> Option<[i32; 4]> {
     let received = counted(&|| {
         let recv = b.post(&Request::new(to_a, Op::Recv, &theirs, &[])).expect("posted");
         finish(&a, &Request::new(to_b, Op::Send, &ours, &[]));
-        let status = b.wait(recv, Some(PATIENCE), &mut Uninterrupted).expect("known");
+        let status = b.wait(recv, Some(PATIENCE), &mut NoInterrupt).expect("known");
         assert!(matches!(status, Status::Done(_)), "{status:?}");
     });
     let read = counted(&|| finish(&b, &Request::new(to_a, Op::Read, &theirs, &adverts)));
     let read_at_once = counted(&|| {
-        b.run(&Request::new(to_a, Op::Read, &theirs, &adverts), &mut Uninterrupted).expect("read");
+        b.run(&Request::new(to_a, Op::Read, &theirs, &adverts), &mut NoInterrupt).expect("read");
     });
     let notified = counted(&|| {
         let sent = a.send_notif(to_b, vec![1], None).expect("posted");
-        a.wait(sent, Some(PATIENCE), &mut Uninterrupted).expect("known");
+        a.wait(sent, Some(PATIENCE), &mut NoInterrupt).expect("known");
         assert_eq!(b.take_notifs().expect("open").len(), 1);
     });
     drop((a, b));

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_p2p::{Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Transport, Uninterrupted};
+use uccl_p2p::{Config, ConnId, Endpoint, Error, Iov, MrId, NoInterrupt, Op, Request, Transport};
 
 use self::loopback::on_loopback;
 
@@ -83,8 +83,8 @@ fn config(transport: Transport) -> Config {
 fn pair(transport: Transport) -> Pair {
     let end = || Endpoint::new(config(transport)).expect("an endpoint");
     let (a, b) = (end(), end());
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    b.accept(None, &mut Uninterrupted).expect("accepted");
+    let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+    b.accept(None, &mut NoInterrupt).expect("accepted");
     Pair { a, b, to_b }
 }
 
@@ -105,13 +105,13 @@ fn is_in_use(p: &Pair) {
         let adverts = [p.b.advertise(there, to.as_ptr() as usize, len).expect("advertised")];
         let iovs = [iov(here, &from)];
         let write = Request::new(p.to_b, Op::Write, &iovs, &adverts);
-        p.a.run(&write, &mut Uninterrupted).expect("written");
+        p.a.run(&write, &mut NoInterrupt).expect("written");
         assert!(from == to);
         p.a.deregister(here).expect("registered");
         p.b.deregister(there).expect("registered");
     }
-    p.a.run_notif(p.to_b, b"still here", None, &mut Uninterrupted).expect("delivered");
-    let told = p.b.wait_notifs(Some(PATIENCE), &mut Uninterrupted).expect("an endpoint");
+    p.a.run_notif(p.to_b, b"still here", None, &mut NoInterrupt).expect("delivered");
+    let told = p.b.wait_notifs(Some(PATIENCE), &mut NoInterrupt).expect("an endpoint");
     assert_eq!(told[0].payload, b"still here");
 }
 
@@ -169,7 +169,7 @@ fn every_call_of_a_child_names_the_owner_of_the_endpoint() {
             let iovs = [iov(mr, &memory)];
             let write = Request::new(p.to_b, Op::Write, &iovs, &adverts);
             let send = Request::new(p.to_b, Op::Send, &iovs, &[]);
-            let go_on = &mut Uninterrupted;
+            let go_on = &mut NoInterrupt;
             refused("connect", ep.connect(p.b.addr(), soon, go_on).map(drop));
             refused("accept", ep.accept(soon, go_on).map(drop));
             refused("start_passive_accept", ep.start_passive_accept());
@@ -211,21 +211,21 @@ fn a_child_makes_an_endpoint_of_its_own() {
     for transport in TRANSPORTS {
         let p = pair(transport);
         // This thread has an eventfd to sleep on already: the child needs its own.
-        assert!(p.b.wait_notifs(Some(Duration::from_millis(1)), &mut Uninterrupted).is_ok());
+        assert!(p.b.wait_notifs(Some(Duration::from_millis(1)), &mut NoInterrupt).is_ok());
         is_in_use(&p);
         let child = Child::fork(|| {
             let own = Endpoint::new(config(transport)).expect("an endpoint");
-            let to_b = own.connect(p.b.addr(), None, &mut Uninterrupted).expect("connected");
-            own.run_notif(to_b, b"from the child", None, &mut Uninterrupted).expect("delivered");
+            let to_b = own.connect(p.b.addr(), None, &mut NoInterrupt).expect("connected");
+            own.run_notif(to_b, b"from the child", None, &mut NoInterrupt).expect("delivered");
             // The peer does not accept a connection that has ended, so the child waits until it is
             // accepted.
-            own.wait_notifs(Some(PATIENCE), &mut Uninterrupted).expect("it is accepted");
+            own.wait_notifs(Some(PATIENCE), &mut NoInterrupt).expect("it is accepted");
             drop(own);
         });
-        let told = p.b.wait_notifs(Some(PATIENCE), &mut Uninterrupted).expect("an endpoint");
+        let told = p.b.wait_notifs(Some(PATIENCE), &mut NoInterrupt).expect("an endpoint");
         assert_eq!(told[0].payload, b"from the child");
-        let to_child = p.b.accept(None, &mut Uninterrupted).expect("the child's").conn;
-        p.b.run_notif(to_child, b"accepted", None, &mut Uninterrupted).expect("delivered");
+        let to_child = p.b.accept(None, &mut NoInterrupt).expect("the child's").conn;
+        p.b.run_notif(to_child, b"accepted", None, &mut NoInterrupt).expect("delivered");
         assert!(child.ends_well());
         is_in_use(&p);
     }
@@ -241,13 +241,13 @@ fn a_parent_that_dies_is_missed_while_its_child_lives() {
         let (mut told, tell) = pipe();
         let mut parent = Child::fork(|| {
             let a = Endpoint::new(config(Transport::Local)).expect("an endpoint");
-            a.connect(addr, None, &mut Uninterrupted).expect("connected");
+            a.connect(addr, None, &mut NoInterrupt).expect("connected");
             let child = Child::fork(|| std::thread::sleep(2 * PATIENCE));
             // SAFETY: the bytes of a number.
             unsafe { libc::write(tell, (&raw const child.0).cast(), 4) };
             std::thread::sleep(2 * PATIENCE);
         });
-        let conn = b.accept(Some(PATIENCE), &mut Uninterrupted).expect("accepted").conn;
+        let conn = b.accept(Some(PATIENCE), &mut NoInterrupt).expect("accepted").conn;
         let mut pid = [0; 4];
         told.read_exact(&mut pid).expect("its number");
         let pid = libc::pid_t::from_ne_bytes(pid);
@@ -257,7 +257,7 @@ fn a_parent_that_dies_is_missed_while_its_child_lives() {
             let mut memory = vec![0; 10];
             let mr = register(&b, &mut memory);
             let iovs = [iov(mr, &memory)];
-            let lost = b.run(&Request::new(conn, Op::Recv, &iovs, &[]), &mut Uninterrupted);
+            let lost = b.run(&Request::new(conn, Op::Recv, &iovs, &[]), &mut NoInterrupt);
             assert!(matches!(lost, Err(Error::ConnectionLost { .. })), "{lost:?}");
         }
         while b.check_connection(conn).is_ok() {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use uccl_p2p::{
-    Config, Endpoint, Error, Iov, MrId, Op, Request, SharedBuf, Transport, Uninterrupted,
+    Config, Endpoint, Error, Iov, MrId, NoInterrupt, Op, Request, SharedBuf, Transport,
     wire::advert::Advert,
 };
 
@@ -87,7 +87,7 @@ fn second_process() {
     let mut memory = vec![THEIRS; len()];
     let ep = endpoint(link, Duration::from_secs(20));
     let mr = register(&ep, &mut memory);
-    let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
+    let conn = ep.connect(addr.parse().expect("an address"), None, &mut NoInterrupt);
     let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: memory.len() }];
     let request = Request::new(conn.expect("connected"), Op::Write, &iovs, &adverts);
     let begun = Instant::now();
@@ -98,7 +98,7 @@ fn second_process() {
         std::thread::sleep(Duration::from_millis(1));
     }
     println!("\n{WRITING}");
-    while ep.run(&request, &mut Uninterrupted).is_ok() {}
+    while ep.run(&request, &mut NoInterrupt).is_ok() {}
 }
 
 /// A handle of the other process.

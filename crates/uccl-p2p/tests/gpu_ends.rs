@@ -15,8 +15,8 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use uccl_p2p::{
-    Change, Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Signal, Status, TransferId,
-    Transport, Uninterrupted,
+    Change, Config, ConnId, Endpoint, Error, Iov, MrId, NoInterrupt, Op, Request, Signal, Status,
+    TransferId, Transport,
     device::cuda::{Context, DeviceBuffer, Gpus},
     wire::advert::Advert,
 };
@@ -71,8 +71,8 @@ fn scene() -> Scene {
     let fake = fake_driver::load();
     let memory = [0, 1].map(|gpu| DeviceBuffer::new(context(gpu), GIB).expect("memory"));
     let (a, b) = (endpoint(), endpoint());
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+    let to_a = b.accept(None, &mut NoInterrupt).expect("accepted").conn;
     let [here, there] = [(&a, &memory[0]), (&b, &memory[1])].map(|(ep, memory)| {
         let ptr = memory.address() as usize;
         // SAFETY: the memory is kept longer than the endpoints.
@@ -110,7 +110,7 @@ impl Scene {
     }
 
     fn error(&self, transfer: TransferId) -> Error {
-        match self.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted) {
+        match self.a.wait(transfer, Some(PATIENCE), &mut NoInterrupt) {
             Ok(Status::Failed(e)) => e,
             other => panic!("{other:?}"),
         }
@@ -122,7 +122,7 @@ impl Scene {
         let iovs = [Iov { len: 64, ..self.iov }];
         let adverts = [Advert { len: 64, ..self.advert }];
         let request = Request::new(self.to_b, Op::Write, &iovs, &adverts);
-        assert_eq!(self.a.run(&request, &mut Uninterrupted).expect("written").bytes, 64);
+        assert_eq!(self.a.run(&request, &mut NoInterrupt).expect("written").bytes, 64);
     }
 }
 
@@ -182,10 +182,10 @@ fn a_word_on_a_gpu_is_set_without_its_owner() {
         let signal = Some(Signal { advert: word, change: Change::Set(value), strong: false });
         let request = Request { signal, ..Request::new(scene.to_b, Op::Write, &iovs, &adverts) };
         if waits {
-            assert_eq!(scene.a.run(&request, &mut Uninterrupted).expect("written").bytes, 8);
+            assert_eq!(scene.a.run(&request, &mut NoInterrupt).expect("written").bytes, 8);
         } else {
             let transfer = scene.a.post(&request).expect("posted");
-            let ended = scene.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+            let ended = scene.a.wait(transfer, Some(PATIENCE), &mut NoInterrupt);
             assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
         }
         assert_eq!((seen.load(SeqCst), scene.launched() - before), (value, 8));
@@ -217,11 +217,11 @@ fn a_write_to_memory_that_cannot_be_opened_signals_as_it_writes() {
         let signal = Some(Signal { advert: word, change: Change::Set(value), strong: true });
         let request = Request { signal, ..Request::new(scene.to_b, Op::Write, &iovs, &adverts) };
         if waits {
-            let ran = scene.a.run(&request, &mut Uninterrupted);
+            let ran = scene.a.run(&request, &mut NoInterrupt);
             assert_eq!(ran.expect("written").bytes, LEN as u64);
         } else {
             let transfer = scene.a.post(&request).expect("posted");
-            let ended = scene.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+            let ended = scene.a.wait(transfer, Some(PATIENCE), &mut NoInterrupt);
             assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
         }
         // SAFETY: as above.
@@ -263,7 +263,7 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_registration() {
         assert!(in_time, "a registration waits for a GPU");
     });
     // The writer may have given up its peer, which was silent for long.
-    let _ = scene.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+    let _ = scene.a.wait(transfer, Some(PATIENCE), &mut NoInterrupt);
     scene._b.deregister(scene.word_mr).expect("nothing touches it any more");
     // SAFETY: this driver's GPUs have the host's memory, and no copy is in flight.
     let word = unsafe { AtomicU64::from_ptr((scene._memory[1].address() + 128) as *mut u64) };
@@ -313,8 +313,8 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_other_peer() {
     let writers = [endpoint_over(Transport::Tcp), endpoint_over(Transport::Tcp)];
     let [(signaller, to_owner, from), (other, other_to_owner, other_from)] =
         writers.map(|writer| {
-            let conn = writer.connect(owner.addr(), None, &mut Uninterrupted).expect("connected");
-            owner.accept(None, &mut Uninterrupted).expect("accepted");
+            let conn = writer.connect(owner.addr(), None, &mut NoInterrupt).expect("connected");
+            owner.accept(None, &mut NoInterrupt).expect("accepted");
             let from = of(&writer, memory[0].as_ptr() as usize, 4096);
             (writer, conn, from)
         });
@@ -332,13 +332,13 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_other_peer() {
         let (iovs, adverts) = ([other_from], [there]);
         let request = Request::new(other_to_owner, Op::Write, &iovs, &adverts);
         let request = Request { timeout: Some(TIMEOUT / 2), ..request };
-        let written = other.run(&request, &mut Uninterrupted);
+        let written = other.run(&request, &mut NoInterrupt);
         let are_pending = transfers.map(|at| matches!(signaller.poll(at), Ok(Status::Pending)));
         scene.fake.pause(false);
         assert_eq!(are_pending, [true; 2], "a word has changed");
         assert_eq!(written.expect("a GPU's copy holds up another peer").bytes, 4096);
         for transfer in transfers {
-            let ended = signaller.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+            let ended = signaller.wait(transfer, Some(PATIENCE), &mut NoInterrupt);
             assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
         }
         // SAFETY: this driver's GPUs have the host's memory; the word is accessed as an atomic.
@@ -381,8 +381,8 @@ impl StalledOwner {
             let mr = unsafe { ep.register(ptr, 8) }.expect("registered");
             Iov { mr, ptr, len: 8 }
         };
-        let to_owner = writer.connect(owner.addr(), None, &mut Uninterrupted).expect("connected");
-        let to_writer = owner.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        let to_owner = writer.connect(owner.addr(), None, &mut NoInterrupt).expect("connected");
+        let to_writer = owner.accept(None, &mut NoInterrupt).expect("accepted").conn;
         let word = of(&owner, scene._memory[1].address() as usize + 256);
         let there = of(&owner, memory.as_ptr() as usize);
         let from = of(&writer, memory.as_ptr() as usize + 8);
@@ -413,7 +413,7 @@ fn a_peers_end_is_seen_while_a_gpu_does_not_change_its_word() {
         let ends = StalledOwner::new(&scene, ends, len);
         ends.owner.check_connection(ends.to_writer).expect("the peer lives");
         ends.writer.disconnect(ends.to_owner).expect("a connection");
-        let told = ends.owner.wait_notifs_from(ends.to_writer, Some(PATIENCE), &mut Uninterrupted);
+        let told = ends.owner.wait_notifs_from(ends.to_writer, Some(PATIENCE), &mut NoInterrupt);
         scene.fake.pause(false);
         assert!(matches!(told, Err(Error::ConnectionLost { .. })), "{transport:?}: {told:?}");
         ends.owner.deregister(ends.word_mr).expect("nothing touches it any more");
@@ -433,10 +433,10 @@ fn a_peer_that_answers_is_not_silent_while_a_gpu_does_not_change_its_word() {
     let (iovs, adverts) = ([ours], [there]);
     let request = Request::new(ends.to_writer, Op::Write, &iovs, &adverts);
     let transfer = ends.owner.post(&request).expect("posted");
-    let ended = ends.owner.wait(transfer, Some(2 * TIMEOUT), &mut Uninterrupted);
+    let ended = ends.owner.wait(transfer, Some(2 * TIMEOUT), &mut NoInterrupt);
     scene.fake.pause(false);
     assert!(matches!(ended, Ok(Status::Pending)), "{ended:?}");
-    let ended = ends.owner.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+    let ended = ends.owner.wait(transfer, Some(PATIENCE), &mut NoInterrupt);
     assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
 }
 
@@ -447,7 +447,7 @@ fn an_owner_is_not_silent_while_its_gpu_does_not_change_a_word() {
         let timeouts = [Duration::ZERO, TIMEOUT];
         let ends = timeouts.map(|timeout| endpoint_giving_up_after(timeout, transport));
         let ends = StalledOwner::new(&scene, ends, len);
-        let wait = |patience| ends.writer.wait(ends.transfer, Some(patience), &mut Uninterrupted);
+        let wait = |patience| ends.writer.wait(ends.transfer, Some(patience), &mut NoInterrupt);
         let ended = wait(2 * TIMEOUT);
         scene.fake.pause(false);
         assert!(matches!(ended, Ok(Status::Pending)), "{transport:?}: {ended:?}");
@@ -465,7 +465,7 @@ fn a_deadline_ends_a_transfer_to_an_owner_with_a_gpu_that_hangs() {
         let ends = [Duration::ZERO, Duration::from_secs(1)];
         let ends = ends.map(|timeout| endpoint_giving_up_after(timeout, Transport::Tcp));
         let ends = StalledOwner::with_deadline(&scene, ends, len, Some(Duration::from_secs(1)));
-        let ended = ends.writer.wait(ends.transfer, Some(PATIENCE), &mut Uninterrupted);
+        let ended = ends.writer.wait(ends.transfer, Some(PATIENCE), &mut NoInterrupt);
         scene.fake.pause(false);
         assert!(matches!(ended, Ok(Status::Failed(_))), "{ended:?}");
         // The owner has no timeout: its end waits for the GPU.

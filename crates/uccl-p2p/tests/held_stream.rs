@@ -17,8 +17,8 @@ use std::{
 };
 
 use uccl_p2p::{
-    Config, ConnId, CudaStream, Endpoint, Error, Iov, MrId, Op, Request, Signal, Status,
-    StreamWait, TransferId, Transport, Uninterrupted,
+    Config, ConnId, CudaStream, Endpoint, Error, Iov, MrId, NoInterrupt, Op, Request, Signal,
+    Status, StreamWait, TransferId, Transport,
     device::cuda::{
         Context, DeviceBuffer, Direction, Gpus, PinnedBuffer, Priority, Stream,
         wait_until_given_back,
@@ -55,7 +55,7 @@ fn endpoint_with(transport: Transport, transfer_timeout: Duration) -> Endpoint {
 }
 
 fn finish(ep: &Endpoint, transfer: TransferId) -> Result<u64, Error> {
-    match ep.wait(transfer, None, &mut Uninterrupted)? {
+    match ep.wait(transfer, None, &mut NoInterrupt)? {
         Status::Done(outcome) => Ok(outcome.bytes),
         Status::Failed(e) => Err(e),
         Status::Pending => panic!("{transfer} hangs"),
@@ -111,8 +111,8 @@ fn scene_of([a, b]: [Endpoint; 2]) -> Scene {
     let fake = fake_driver::load();
     let memory = |gpu| DeviceBuffer::new(context(gpu), LEN).expect("memory");
     let (here, there) = (memory(0), memory(1));
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    b.accept(None, &mut Uninterrupted).expect("accepted");
+    let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+    b.accept(None, &mut NoInterrupt).expect("accepted");
     let register = |ep: &Endpoint, memory: &DeviceBuffer| {
         // SAFETY: the memory is kept longer than the endpoints.
         unsafe { ep.register(memory.address() as usize, LEN) }.expect("registered")
@@ -215,8 +215,8 @@ fn a_long_transfer_on_one_host_passes_a_wait_in_the_only_queue() {
     let memory = |gpu| DeviceBuffer::new(context(gpu), LONG).expect("memory");
     let (here, there) = (memory(0), memory(1));
     let (a, b) = (endpoint(Transport::Local), endpoint(Transport::Local));
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    b.accept(None, &mut Uninterrupted).expect("accepted");
+    let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+    b.accept(None, &mut NoInterrupt).expect("accepted");
     let register = |ep: &Endpoint, memory: &DeviceBuffer| {
         // SAFETY: the memory is kept longer than the endpoints.
         unsafe { ep.register(memory.address() as usize, LONG) }.expect("registered")
@@ -379,8 +379,8 @@ impl Dependent {
         let locked = || PinnedBuffer::new(context(0), 4096).expect("memory");
         let word = if on_gpu { Place::Gpu(memory()) } else { Place::Host(locked()) };
         let [a, b] = [(), ()].map(|()| endpoint_with(Transport::Tcp, patience));
-        let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-        let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+        let to_a = b.accept(None, &mut NoInterrupt).expect("accepted").conn;
         word.word().store(0, Ordering::Release);
         // SAFETY: the memory is kept longer than the endpoint.
         let mr = unsafe { a.register(word.ptr() - 8, 4096) }.expect("registered");
@@ -483,7 +483,7 @@ fn a_word_that_was_changed_before_the_peers_end_is_seen() {
         let wait = d.hold(&stream);
         let signal = Some(Signal { advert, change: Change::Set(3), strong: false });
         let write = Request { signal, ..Request::new(d.to_a, Op::Write, &[], &[]) };
-        d.b.run(&write, &mut Uninterrupted).expect("signalled");
+        d.b.run(&write, &mut NoInterrupt).expect("signalled");
         drop(d.b);
         ends("a stream".to_owned(), move || stream.synchronize().expect("it goes on"));
         assert!(matches!(wait.outcome(), Some(Ok(()))), "{:?}", wait.outcome());

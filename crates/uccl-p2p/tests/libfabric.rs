@@ -13,7 +13,7 @@ use std::{env, fs, path::PathBuf, sync::LazyLock, time::Duration};
 
 use tempfile::TempDir;
 use uccl_libfabric::{Devices, LibfabricRail, LibfabricSettings};
-use uccl_p2p::{Config, Transport, Uninterrupted};
+use uccl_p2p::{Config, NoInterrupt, Transport};
 
 use self::support::{Pair, pair_of, path};
 
@@ -98,7 +98,7 @@ fn without_the_library_a_connection_names_the_missing_library() {
         config.set("UCCL_LIBFABRIC_SO", "/nonexistent/libfabric.so").expect("a path");
         uccl_p2p::Endpoint::new(config).expect("an endpoint needs no library")
     });
-    let refused = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+    let refused = ends[0].connect(ends[1].addr(), None, &mut NoInterrupt);
     let why = refused.expect_err("there are no rails").to_string();
     assert!(why.contains("/nonexistent/libfabric.so"), "{why}");
 }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_p2p::{Config, ConnId, Endpoint, Error, Interrupt, Transport, Uninterrupted};
+use uccl_p2p::{Config, ConnId, Endpoint, Error, Interrupt, NoInterrupt, Transport};
 
 use self::loopback::on_loopback;
 
@@ -54,7 +54,7 @@ fn a_peer_that_starts_later_is_waited_for() {
     let conn = here.connect_when_up(addr, LONG, &mut start).expect("connected");
     here.check_connection(conn).expect("a connection");
     let there = there.expect("it was started");
-    assert_eq!(there.accept(LONG, &mut Uninterrupted).expect("the same").ip, addr.ip());
+    assert_eq!(there.accept(LONG, &mut NoInterrupt).expect("the same").ip, addr.ip());
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_peer_that_hangs_up_before_a_word_is_taken_for_one_that_starts() {
         drop(listener);
         endpoint_at(addr)
     });
-    let conn = here.connect_when_up(addr, LONG, &mut Uninterrupted).expect("connected");
+    let conn = here.connect_when_up(addr, LONG, &mut NoInterrupt).expect("connected");
     here.check_connection(conn).expect("a connection");
     drop(starting.join().expect("no panic"));
 }
@@ -109,11 +109,11 @@ fn waiting_for_a_peer_is_interrupted_and_ends_with_the_endpoint() {
 #[test]
 fn a_refusal_ends_the_wait_and_a_plain_connect_does_not_wait() {
     let here = Endpoint::new(config()).expect("an endpoint");
-    let gone = here.connect(free(), LONG, &mut Uninterrupted);
+    let gone = here.connect(free(), LONG, &mut NoInterrupt);
     assert!(matches!(gone, Err(Error::Connect { .. })), "{gone:?}");
     let guarded = Config { psk: Some(b"a secret of sixteen".to_vec()), ..config() };
     let guarded = Endpoint::new(guarded).expect("an endpoint");
-    let refused = here.connect_when_up(guarded.addr(), LONG, &mut Uninterrupted);
+    let refused = here.connect_when_up(guarded.addr(), LONG, &mut NoInterrupt);
     let refused = refused.expect_err("it requires a key").to_string();
     assert!(refused.contains("pre-shared key"), "{refused}");
 }
@@ -137,12 +137,12 @@ fn all_addresses_are_tried_in_their_order() {
         vec![nobody, there.addr()],
         vec![silent, nobody, there.addr()],
     ] {
-        let conn = here.connect_any(&addrs, time, &mut Uninterrupted).expect("connected");
+        let conn = here.connect_any(&addrs, time, &mut NoInterrupt).expect("connected");
         assert_eq!(here.connection(conn).expect("known").instance, there.instance());
         assert_eq!(here.connection(conn).expect("known").addr, there.addr());
-        here.connect_any_when_up(&addrs, time, &mut Uninterrupted).expect("connected");
+        here.connect_any_when_up(&addrs, time, &mut NoInterrupt).expect("connected");
     }
-    let refused = here.connect_any(&[], time, &mut Uninterrupted);
+    let refused = here.connect_any(&[], time, &mut NoInterrupt);
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
 }
 
@@ -154,8 +154,8 @@ fn a_peer_that_is_at_none_of_its_addresses_is_missed_at_each() {
     for awaited in [false, true] {
         let addrs = [nobody, other];
         let missed = match awaited {
-            false => here.connect_any(&addrs, LONG, &mut Uninterrupted),
-            true => here.connect_any_when_up(&addrs, time, &mut Uninterrupted),
+            false => here.connect_any(&addrs, LONG, &mut NoInterrupt),
+            true => here.connect_any_when_up(&addrs, time, &mut NoInterrupt),
         };
         let Err(Error::Connect { addr, reason }) = missed else { panic!("{missed:?}") };
         assert!(addr == nobody && reason.contains(&other.to_string()), "{addr}: {reason}");
@@ -184,9 +184,9 @@ fn a_peer_that_has_gone_is_not_taken_for_one_that_is_there() {
         let [here, there] = [(); 2].map(|()| Endpoint::new(settings()).expect("an endpoint"));
         let addr = there.addr();
         for _ in 0..20 {
-            let conn = here.connect(addr, LONG, &mut Uninterrupted).expect("connected");
-            let theirs = there.accept(LONG, &mut Uninterrupted).expect("accepted").conn;
-            here.check_peer(conn, &mut Uninterrupted).expect("it is there");
+            let conn = here.connect(addr, LONG, &mut NoInterrupt).expect("connected");
+            let theirs = there.accept(LONG, &mut NoInterrupt).expect("accepted").conn;
+            here.check_peer(conn, &mut NoInterrupt).expect("it is there");
             there.disconnect(theirs).expect("it was there");
             let gone = check_until_lost(&here, conn, transport);
             assert!(matches!(gone, Err(Error::ConnectionLost { .. })), "{transport:?}: {gone:?}");
@@ -200,7 +200,7 @@ fn a_peer_that_has_gone_is_not_taken_for_one_that_is_there() {
 fn check_until_lost(here: &Endpoint, conn: ConnId, transport: Transport) -> Result<(), Error> {
     let begun = Instant::now();
     loop {
-        let checked = here.check_peer(conn, &mut Uninterrupted);
+        let checked = here.check_peer(conn, &mut NoInterrupt);
         let late = transport == Transport::Local || Some(begun.elapsed()) > LONG;
         if checked.is_err() || late {
             return checked;

@@ -11,7 +11,7 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_p2p::{
-    Config, ConnId, Endpoint, Error, Iov, Op, Outcome, Request, Status, Transport, Uninterrupted,
+    Config, ConnId, Endpoint, Error, Iov, NoInterrupt, Op, Outcome, Request, Status, Transport,
 };
 
 use self::loopback::on_loopback;
@@ -32,8 +32,8 @@ fn pair(transport: Transport) -> Pair {
         ..on_loopback()
     };
     let [a, b] = [(); 2].map(|()| Endpoint::new(config()).expect("an endpoint"));
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+    let to_a = b.accept(None, &mut NoInterrupt).expect("accepted").conn;
     Pair { a, b, to_b, to_a }
 }
 
@@ -95,7 +95,7 @@ fn recv(
 ) -> Result<Outcome, Error> {
     let iovs = [into];
     let request = Request { timeout, ..Request::new(conn, Op::Recv, &iovs, &[]) };
-    ep.run(&request, &mut Uninterrupted)
+    ep.run(&request, &mut NoInterrupt)
 }
 
 const LINKS: [Transport; 2] = [Transport::Local, Transport::Tcp];
@@ -107,7 +107,7 @@ fn a_call_that_cannot_sleep_waits_for_its_transfer() {
         let p = pair(transport);
         let ((to, into), (_from, from)) = (Memory::register(&p.a), Memory::register(&p.b));
         let iovs = [from];
-        let send = || p.b.run(&Request::new(p.to_a, Op::Send, &iovs, &[]), &mut Uninterrupted);
+        let send = || p.b.run(&Request::new(p.to_a, Op::Send, &iovs, &[]), &mut NoInterrupt);
         for has_slept in [false, true] {
             // A thread that has slept keeps its eventfd, and a new thread gets none.
             std::thread::scope(|scope| {
@@ -177,5 +177,5 @@ fn a_peer_that_comes_meanwhile_is_accepted_afterwards() {
     let answered = stream.read(&mut [0; 64]);
     let in_vain = |e: &std::io::Error| e.kind() == std::io::ErrorKind::WouldBlock;
     assert!(!answered.as_ref().is_err_and(in_vain), "{answered:?}");
-    p.a.connect(p.b.addr(), None, &mut Uninterrupted).expect("others are accepted");
+    p.a.connect(p.b.addr(), None, &mut NoInterrupt).expect("others are accepted");
 }

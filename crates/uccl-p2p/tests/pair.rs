@@ -8,7 +8,7 @@ use std::{
 };
 
 use uccl_p2p::{
-    Change, Config, Endpoint, Error, Op, Request, Signal, Transport, Tried, Uninterrupted,
+    Change, Config, Endpoint, Error, NoInterrupt, Op, Request, Signal, Transport, TryOutcome,
     device::{MemoryKind, Place, Topology},
     wire::advert::Advert,
 };
@@ -91,12 +91,12 @@ fn a_signal_to_mapped_memory_is_applied_by_its_writer() {
     let write = request(p.to_b, Op::Write, &iovs, &adverts);
     for signal in [change(Change::Add(2)), change(Change::Set(9)), change(Change::Add(1))] {
         let tried = p.a.try_run(&Request { signal, ..write }).expect("written");
-        assert!(matches!(tried, Tried::Done(_)), "the owner was asked");
+        assert!(matches!(tried, TryOutcome::Done(_)), "the owner was asked");
     }
     assert_eq!((last.load(Acquire), word.load(Acquire)), (0x0707_0707_0707_0707, 10));
     let forged = Advert { key: advert.key ^ 1, ..advert };
     let signal = Some(Signal { advert: forged, change: Change::Set(1), strong: false });
-    let refused = p.a.run(&Request { signal, ..write }, &mut Uninterrupted);
+    let refused = p.a.run(&Request { signal, ..write }, &mut NoInterrupt);
     assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{refused:?}");
     assert_eq!(word.load(Acquire), 10);
     for (ep, mr) in [(&p.a, here), (&p.b, there)] {
@@ -132,7 +132,7 @@ fn a_strong_signal_to_mapped_memory_waits_for_a_long_write() {
         let signal = Some(Signal { advert: word, change: Change::Add(1), strong: true });
         let (iovs, adverts) = ([iov(here, &from[..8])], [data]);
         let short = request(p.to_b, Op::Write, &iovs, &adverts);
-        let done = p.a.run(&Request { context: 5, signal, ..short }, &mut Uninterrupted);
+        let done = p.a.run(&Request { context: 5, signal, ..short }, &mut NoInterrupt);
         done.expect("signalled");
         assert_eq!(words[9].load(Acquire), u64::from(round));
         assert!(to.iter().all(|byte| *byte == round), "the signal came before the bytes");
@@ -156,11 +156,11 @@ fn a_signalled_write_for_which_there_is_no_room_has_moved_nothing() {
         let recv = request(p.to_b, Op::Recv, &targets, &[]);
         let first = p.a.post(&recv).expect("there is room");
         while p.a.post(&recv).is_ok() {}
-        let refused = p.a.run(&write, &mut Uninterrupted);
+        let refused = p.a.run(&write, &mut NoInterrupt);
         assert!(matches!(refused, Err(Error::Full { .. })), "{link}: {refused:?}");
         assert!(to.iter().all(|byte| *byte == 0) && word[0].load(Acquire) == 0, "{link}");
         p.a.cancel(first).expect("known");
-        p.a.run(&write, &mut Uninterrupted).expect("there is room again");
+        p.a.run(&write, &mut NoInterrupt).expect("there is room again");
         assert!(to == from && word[0].load(Acquire) == 1, "{link}");
         p.a.disconnect(p.to_b).expect("it was there");
     }
@@ -187,8 +187,7 @@ fn memory_from_alloc_is_mapped() {
     from.copy_from_slice(&pattern(1 << 20, 7));
     let (here, there) = (register(&p.a, from), register(&p.b, to));
     let adverts = [advert(&p.b, there, to)];
-    let done =
-        p.a.run(&request(p.to_b, Op::Write, &[iov(here, from)], &adverts), &mut Uninterrupted);
+    let done = p.a.run(&request(p.to_b, Op::Write, &[iov(here, from)], &adverts), &mut NoInterrupt);
     done.expect("written");
     assert!(from == to);
 }
@@ -199,10 +198,10 @@ fn nobody_answers() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
     let addr = silent.local_addr().expect("its address");
     let limit = Some(Duration::from_millis(200));
-    let failed = ep.connect(addr, limit, &mut Uninterrupted);
+    let failed = ep.connect(addr, limit, &mut NoInterrupt);
     assert!(matches!(failed, Err(Error::Connect { .. })), "{failed:?}");
     drop(silent);
-    let failed = ep.connect(addr, limit, &mut Uninterrupted);
+    let failed = ep.connect(addr, limit, &mut NoInterrupt);
     assert!(matches!(failed, Err(Error::Connect { .. })), "{failed:?}");
 }
 
@@ -216,12 +215,12 @@ fn the_key_must_be_the_same() {
     for wrong in [None, Some(&b"another key here"[..])] {
         let other = with(wrong);
         for (from, to) in [(&other, &keyed), (&keyed, &other)] {
-            let refused = from.connect(to.addr(), None, &mut Uninterrupted);
+            let refused = from.connect(to.addr(), None, &mut NoInterrupt);
             assert!(matches!(refused, Err(Error::Connect { .. })), "{refused:?}");
         }
     }
     let right = with(Some(b"0123456789abcdef"));
-    right.connect(keyed.addr(), None, &mut Uninterrupted).expect("the same key");
+    right.connect(keyed.addr(), None, &mut NoInterrupt).expect("the same key");
 }
 
 #[test]
@@ -261,18 +260,18 @@ fn bytes_that_moved_are_counted_on_every_path() {
         for len in [64, 1 << 20] {
             for op in [Op::Write, Op::Read] {
                 let piece = [iov(here, &ours[..len])];
-                let done = p.a.run(&request(p.to_b, op, &piece, &advert), &mut Uninterrupted);
+                let done = p.a.run(&request(p.to_b, op, &piece, &advert), &mut NoInterrupt);
                 done.expect("it moves");
             }
         }
-        p.a.run_notif(p.to_b, b"told", None, &mut Uninterrupted).expect("told");
+        p.a.run_notif(p.to_b, b"told", None, &mut NoInterrupt).expect("told");
         let word = [AtomicU64::new(0)];
         let words = register_words(&p.b, &word);
         let change = Change::Add(1);
         let signal = Signal { advert: advert_word(&p.b, words, &word[0]), change, strong: false };
         let piece = [iov(here, &ours[..64])];
         let write = request(p.to_b, Op::Write, &piece, &advert);
-        p.a.run(&Request { signal: Some(signal), ..write }, &mut Uninterrupted).expect("written");
+        p.a.run(&Request { signal: Some(signal), ..write }, &mut NoInterrupt).expect("written");
         let received = (1 << 20) + 64;
         let sent = received + 64;
         let counts = || {
@@ -304,13 +303,13 @@ fn a_notification_that_was_taken_has_arrived() {
             let p = pair_with(|config| config.transport = transport);
             let b = p.b.clone();
             let told = std::thread::spawn(move || {
-                let taken = b.wait_notifs(Some(Duration::from_secs(20)), &mut Uninterrupted);
+                let taken = b.wait_notifs(Some(Duration::from_secs(20)), &mut NoInterrupt);
                 b.close().expect("closed");
                 taken.expect("an endpoint").len()
             });
             // Until the receiver sleeps, and a worker delivers.
             std::thread::sleep(Duration::from_millis(2));
-            let sent = p.a.run_notif(p.to_b, vec![7; len], None, &mut Uninterrupted);
+            let sent = p.a.run_notif(p.to_b, vec![7; len], None, &mut NoInterrupt);
             assert!(sent.is_ok(), "{transport:?} {len}: {sent:?}");
             assert_eq!(told.join().expect("no panic"), 1);
         }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use uccl_p2p::{
-    AddressPiece, AddressRequest, Config, ConnId, Endpoint, Error, Iov, MrId, Op, Outcome, Request,
-    Status, Transport, Uninterrupted,
+    AddressPiece, AddressRequest, Config, ConnId, Endpoint, Error, Iov, MrId, NoInterrupt, Op,
+    Outcome, Request, Status, Transport,
 };
 
 struct Pair {
@@ -28,8 +28,8 @@ fn pair_of(change: [&dyn Fn(&mut Config); 2]) -> Pair {
         change(&mut config);
         Endpoint::new(config).expect("an endpoint")
     });
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    b.accept(None, &mut Uninterrupted).expect("accepted");
+    let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+    b.accept(None, &mut NoInterrupt).expect("accepted");
     Pair { a, b, to_b }
 }
 
@@ -74,7 +74,7 @@ fn piece(local: &[u8], remote: &[u8]) -> AddressPiece {
 
 fn run(ep: &Endpoint, conn: ConnId, op: Op, pieces: &[AddressPiece]) -> Result<Outcome, Error> {
     let request = AddressRequest { conn, op, pieces, timeout: None };
-    ep.run_by_address(&request, &mut Uninterrupted)
+    ep.run_by_address(&request, &mut NoInterrupt)
 }
 
 fn is_unpublished(result: &Result<Outcome, Error>) -> bool {
@@ -115,7 +115,7 @@ fn nothing_is_published_that_was_not_published() {
         let refused = write();
         assert!(is_unpublished(&refused), "{refused:?}");
         let addr = to.as_ptr() as u64;
-        let look = || p.a.look_up(p.to_b, addr, 64, None, &mut Uninterrupted);
+        let look = || p.a.look_up(p.to_b, addr, 64, None, &mut NoInterrupt);
         assert!(matches!(look(), Err(Error::NotPublished { .. })));
         match publishes {
             true => {
@@ -149,8 +149,7 @@ fn a_range_may_span_regions_and_no_gap() {
         run(&p.a, p.to_b, Op::Write, &[piece(&from[20..190], &to[20..190])]).expect(link);
         assert_eq!(to[20..190], from[20..190], "{link}");
         let adverts =
-            p.a.look_up(p.to_b, to[20..].as_ptr() as u64, 170, None, &mut Uninterrupted)
-                .expect(link);
+            p.a.look_up(p.to_b, to[20..].as_ptr() as u64, 170, None, &mut NoInterrupt).expect(link);
         let lens: Vec<_> = adverts.iter().map(|advert| advert.len).collect();
         assert_eq!(lens, [130, 40], "{link}");
         for range in [190..220, 200..205, 290..300] {
@@ -217,7 +216,7 @@ fn a_transfer_that_was_posted_ends_when_it_is_asked() {
         let request =
             AddressRequest { conn: p.to_b, op: Op::Write, pieces: &pieces, timeout: None };
         let unpublished = p.a.post_by_address(&request).expect(link);
-        let ended = unpublished.wait(None, &mut Uninterrupted).expect(link);
+        let ended = unpublished.wait(None, &mut NoInterrupt).expect(link);
         assert!(matches!(ended, Status::Failed(Error::NotPublished { .. })), "{link} {ended:?}");
         p.b.publish(there).expect("it may");
         for round in 0..2 {
@@ -276,7 +275,7 @@ fn a_look_up_tells_of_the_regions_that_there_are() {
     p.b.publish(there).expect("it may");
     let addr = to.as_ptr() as u64;
     let find = |at: u64, len: u64| {
-        p.a.look_up(p.to_b, addr + at, len, None, &mut Uninterrupted).expect("published")
+        p.a.look_up(p.to_b, addr + at, len, None, &mut NoInterrupt).expect("published")
     };
     let old = find(0, 64);
     p.b.deregister(there).expect("unused");
@@ -401,7 +400,7 @@ fn a_secret_keeps_strangers_from_asking() {
     assert_eq!(to, from);
     let stranger = Endpoint::new(Config { publish: true, ..config(Transport::Tcp) });
     let stranger = stranger.expect("an endpoint");
-    let refused = stranger.reach(p.b.addr(), Some(Duration::from_secs(20)), &mut Uninterrupted);
+    let refused = stranger.reach(p.b.addr(), Some(Duration::from_secs(20)), &mut NoInterrupt);
     assert!(refused.is_err(), "{refused:?}");
 }
 
@@ -411,10 +410,10 @@ fn an_advert_that_was_looked_up_is_as_any_other() {
     let (mut from, mut to) = (pattern(64, 1), vec![0; 64]);
     let here = register(&p.a, &mut from);
     p.b.publish(register(&p.b, &mut to)).expect("it may");
-    let found = p.a.look_up(p.to_b, to.as_ptr() as u64, 64, None, &mut Uninterrupted);
+    let found = p.a.look_up(p.to_b, to.as_ptr() as u64, 64, None, &mut NoInterrupt);
     let adverts = found.expect("found");
     let iovs = [Iov { mr: here, ptr: from.as_ptr() as usize, len: from.len() }];
     let write = Request::new(p.to_b, Op::Write, &iovs, &adverts);
-    p.a.run(&write, &mut Uninterrupted).expect("written");
+    p.a.run(&write, &mut NoInterrupt).expect("written");
     assert_eq!(to, from);
 }

@@ -2,7 +2,7 @@
 
 use std::{net::TcpListener, thread, time::Duration};
 
-use uccl_p2p::{Config, Endpoint, Error, Transport, Uninterrupted};
+use uccl_p2p::{Config, Endpoint, Error, NoInterrupt, Transport};
 
 /// Longer than anything takes that has to happen.
 const FAR: Option<Duration> = Some(Duration::from_secs(20));
@@ -18,7 +18,7 @@ fn endpoint(port: u16) -> Endpoint {
 #[test]
 fn callers_of_one_address_share_a_connection() {
     let (a, b) = (endpoint(0), endpoint(0));
-    let reach = || a.reach(b.addr(), FAR, &mut Uninterrupted).expect("reached");
+    let reach = || a.reach(b.addr(), FAR, &mut NoInterrupt).expect("reached");
     let conns: Vec<_> = thread::scope(|scope| {
         let callers: Vec<_> = (0..16).map(|_| scope.spawn(reach)).collect();
         callers.into_iter().map(|caller| caller.join().expect("no panic")).collect()
@@ -34,16 +34,16 @@ fn callers_of_one_address_share_a_connection() {
 fn a_peer_that_was_started_anew_is_reached() {
     let (a, b) = (endpoint(0), endpoint(0));
     let addr = b.addr();
-    let first = a.reach(addr, FAR, &mut Uninterrupted).expect("reached");
+    let first = a.reach(addr, FAR, &mut NoInterrupt).expect("reached");
     let instance = b.instance();
     b.close().expect("closed");
     drop(b);
-    let refused = a.reach(addr, FAR, &mut Uninterrupted);
+    let refused = a.reach(addr, FAR, &mut NoInterrupt);
     assert!(matches!(refused, Err(Error::Connect { .. })), "{refused:?}");
     assert!(matches!(a.connection(first), Err(Error::UnknownConnection(_))), "it is forgotten");
     let b = endpoint(addr.port());
     assert_ne!(b.instance(), instance);
-    let second = a.reach(addr, FAR, &mut Uninterrupted).expect("reached");
+    let second = a.reach(addr, FAR, &mut NoInterrupt).expect("reached");
     assert_eq!(a.connection(second).expect("it is there").instance, b.instance());
 }
 
@@ -55,7 +55,7 @@ fn callers_that_wait_for_a_failing_connect_get_its_error() {
     let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a listener");
     let addr = silent.local_addr().expect("an address");
     let a = endpoint(0);
-    let reach = || a.reach(addr, Some(Duration::from_secs(1)), &mut Uninterrupted);
+    let reach = || a.reach(addr, Some(Duration::from_secs(1)), &mut NoInterrupt);
     let errors: Vec<_> = thread::scope(|scope| {
         let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(reach)).collect();
         callers.into_iter().map(|caller| caller.join().expect("no panic")).collect()

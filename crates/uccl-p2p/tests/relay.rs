@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use uccl_p2p::{Config, Endpoint, Error, Iov, Op, Request, Transport, Uninterrupted};
+use uccl_p2p::{Config, Endpoint, Error, Iov, NoInterrupt, Op, Request, Transport};
 
 use self::loopback::on_loopback;
 
@@ -136,16 +136,16 @@ fn a_connector_that_is_led_to_another_endpoint_is_refused_there() {
     for psk in [Some(SECRET), None] {
         let [own, meant, other] = [(); 3].map(|()| endpoint(psk, Transport::Tcp));
         let relay = Relay::to(other.addr());
-        let led = own.connect_to(relay.addr, meant.instance(), None, &mut Uninterrupted);
+        let led = own.connect_to(relay.addr, meant.instance(), None, &mut NoInterrupt);
         let refused = led.expect_err("it is another").to_string();
         assert!(refused.contains("another endpoint listens here"), "{refused}");
         assert_eq!(other.stats().expect("open").refused_handshakes, 1);
-        let accepted = other.accept(Some(Duration::from_millis(50)), &mut Uninterrupted);
+        let accepted = other.accept(Some(Duration::from_millis(50)), &mut NoInterrupt);
         assert!(matches!(accepted, Err(Error::Timeout(_))), "{accepted:?}");
         // A relay to the right endpoint is part of the network.
         let relay = Relay::to(meant.addr());
-        own.connect_to(relay.addr, meant.instance(), None, &mut Uninterrupted).expect("connected");
-        meant.accept(None, &mut Uninterrupted).expect("accepted");
+        own.connect_to(relay.addr, meant.instance(), None, &mut NoInterrupt).expect("connected");
+        meant.accept(None, &mut NoInterrupt).expect("accepted");
     }
 }
 
@@ -153,9 +153,9 @@ fn a_connector_that_is_led_to_another_endpoint_is_refused_there() {
 fn no_byte_of_a_handshake_can_be_changed() {
     let [own, target] = [(); 2].map(|()| endpoint(Some(SECRET), Transport::Tcp));
     let relay = Relay::to(target.addr());
-    let connect = || own.connect(relay.addr, None, &mut Uninterrupted);
+    let connect = || own.connect(relay.addr, None, &mut NoInterrupt);
     let conn = connect().expect("nothing is changed");
-    target.accept(None, &mut Uninterrupted).expect("accepted");
+    target.accept(None, &mut NoInterrupt).expect("accepted");
     let whole = [Way::There, Way::Back].map(|way| relay.passed(way));
     own.disconnect(conn).expect("it was there");
     // Places in PRELUDE, PROOF, HELLO and its code, and in the message that establishes the
@@ -165,7 +165,7 @@ fn no_byte_of_a_handshake_can_be_changed() {
         for at in [12, 60, 100, 150, whole - 60, whole - 30, whole - 1] {
             let relay = Relay::to(target.addr());
             relay.change(way, at);
-            let connected = own.connect(relay.addr, None, &mut Uninterrupted);
+            let connected = own.connect(relay.addr, None, &mut NoInterrupt);
             assert!(connected.is_err(), "{way:?}, byte {at} of {whole}");
         }
     }
@@ -179,8 +179,8 @@ fn nothing_changed_behind_the_proof_lands() {
     for at in [1, 10, 45, 5000, 80_000] {
         let [own, target] = [(); 2].map(|()| endpoint(Some(SECRET), Transport::Tcp));
         let relay = Relay::to(target.addr());
-        let conn = own.connect(relay.addr, None, &mut Uninterrupted).expect("connected");
-        let accepted = target.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        let conn = own.connect(relay.addr, None, &mut NoInterrupt).expect("connected");
+        let accepted = target.accept(None, &mut NoInterrupt).expect("accepted").conn;
         let (from, mut to) = (vec![7_u8; LEN], vec![0_u8; LEN]);
         // SAFETY: the memory outlives the endpoints.
         let ours = unsafe { own.register(from.as_ptr() as usize, LEN) }.expect("registered");
@@ -189,7 +189,7 @@ fn nothing_changed_behind_the_proof_lands() {
         let adverts = [target.advertise(theirs, to.as_ptr() as usize, LEN).expect("advertised")];
         let iovs = [Iov { mr: ours, ptr: from.as_ptr() as usize, len: LEN }];
         relay.change(Way::There, at);
-        let written = own.run(&Request::new(conn, Op::Write, &iovs, &adverts), &mut Uninterrupted);
+        let written = own.run(&Request::new(conn, Op::Write, &iovs, &adverts), &mut NoInterrupt);
         written.expect_err("a byte was changed");
         let lost = loop {
             match target.check_connection(accepted) {
@@ -217,8 +217,8 @@ fn unchanged_records_arrive() {
         ..endpoint(Some(SECRET), Transport::Tcp).config().clone()
     };
     let [own, target] = [1, 3].map(|streams| Endpoint::new(config(streams)).expect("an endpoint"));
-    let conn = own.connect(target.addr(), None, &mut Uninterrupted).expect("connected");
-    target.accept(None, &mut Uninterrupted).expect("accepted");
+    let conn = own.connect(target.addr(), None, &mut NoInterrupt).expect("connected");
+    target.accept(None, &mut NoInterrupt).expect("accepted");
     let from: Vec<u8> = (0..LEN).map(|i| ((i * 31) >> 3) as u8).collect();
     let mut to = vec![0_u8; LEN];
     // SAFETY: the memory outlives the endpoints.
@@ -229,7 +229,7 @@ fn unchanged_records_arrive() {
         to.fill(0);
         let adverts = [target.advertise(theirs, to.as_ptr() as usize, len).expect("advertised")];
         let iovs = [Iov { mr: ours, ptr: from.as_ptr() as usize, len }];
-        own.run(&Request::new(conn, Op::Write, &iovs, &adverts), &mut Uninterrupted)
+        own.run(&Request::new(conn, Op::Write, &iovs, &adverts), &mut NoInterrupt)
             .expect("written");
         assert!(to[..len] == from[..len], "{len} bytes");
     }

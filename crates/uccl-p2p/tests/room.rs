@@ -6,7 +6,7 @@ mod loopback;
 
 use std::{fs, time::Duration};
 
-use uccl_p2p::{Config, Endpoint, Transport, Uninterrupted};
+use uccl_p2p::{Config, Endpoint, NoInterrupt, Transport};
 
 use self::loopback::on_loopback;
 
@@ -33,8 +33,8 @@ fn connections_find_room_for_their_descriptors() {
     // Enough for the descriptors of hundreds of connections.
     assert!(before >= limit().min(4096), "{before}");
     for _ in 0..100 {
-        a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-        b.accept(None, &mut Uninterrupted).expect("accepted");
+        a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+        b.accept(None, &mut NoInterrupt).expect("accepted");
     }
     assert_eq!(room(), before);
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use uccl_p2p::{
-    Config, Endpoint, Error, Iov, MrId, Op, Request, Status, Transport, Uninterrupted,
+    Config, Endpoint, Error, Iov, MrId, NoInterrupt, Op, Request, Status, Transport,
     wire::advert::Advert,
 };
 
@@ -56,13 +56,13 @@ fn second_process() {
     let mut memory = vec![SENT; LEN];
     let ep = endpoint_with(false);
     let mr = register(&ep, &mut memory);
-    let conn = ep.connect(addr.parse().expect("an address"), FAR, &mut Uninterrupted);
+    let conn = ep.connect(addr.parse().expect("an address"), FAR, &mut NoInterrupt);
     let conn = conn.expect("connected");
     let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
     let op = Op::Write;
     let request = Request::new(conn, op, &iovs, &adverts);
     println!("\nwriting");
-    while ep.run(&request, &mut Uninterrupted).is_ok() {}
+    while ep.run(&request, &mut NoInterrupt).is_ok() {}
 }
 
 /// The other process: owns memory, and makes the copies that its peer asks for. Only bytes that
@@ -77,7 +77,7 @@ fn owner_process() {
     let mr = register(&ep, &mut memory);
     let advert = ep.advertise(mr, memory.as_ptr() as usize, LEN).expect("advertised");
     println!("\nat {} {}", ep.addr(), hex(&advert));
-    let conn = ep.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let conn = ep.accept(None, &mut NoInterrupt).expect("accepted").conn;
     while ep.check_connection(conn).is_ok() {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -158,10 +158,10 @@ fn round() -> bool {
     let mr = register(&ep, &mut memory);
     let advert = ep.advertise(mr, memory.as_ptr() as usize, LEN).expect("advertised");
     let writer = Writer::start(&format!("{} {}", ep.addr(), hex(&advert)));
-    let conn = ep.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let conn = ep.accept(None, &mut NoInterrupt).expect("accepted").conn;
     std::thread::sleep(Duration::from_millis(50));
     writer.stop();
-    let silent = ep.run_notif(conn, b"there?", None, &mut Uninterrupted);
+    let silent = ep.run_notif(conn, b"there?", None, &mut NoInterrupt);
     assert!(matches!(&silent, Err(Error::ConnectionLost { .. })), "{silent:?}");
     let stuck = match ep.deregister(mr) {
         Ok(()) => false,
@@ -203,18 +203,18 @@ impl AskedRound {
         let ep = endpoint();
         let mut memory = vec![if op == Op::Write { SENT } else { 0 }; LEN];
         let mr = register(&ep, &mut memory);
-        let conn = ep.connect(addr.parse().expect("an address"), FAR, &mut Uninterrupted);
+        let conn = ep.connect(addr.parse().expect("an address"), FAR, &mut NoInterrupt);
         let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
         let adverts = [read_hex(advert)];
         let request = Request::new(conn.expect("connected"), op, &iovs, &adverts);
-        ep.run(&request, &mut Uninterrupted).expect("copied");
+        ep.run(&request, &mut NoInterrupt).expect("copied");
         assert!(memory.iter().all(|byte| *byte == SENT));
         let posted: Vec<_> = (0..20).map(|_| ep.post(&request).expect("posted")).collect();
         std::thread::sleep(Duration::from_millis(5));
         signal(&owner);
         let mut is_told = false;
         for transfer in posted {
-            let ended = ep.wait(transfer, None, &mut Uninterrupted).expect("it is known");
+            let ended = ep.wait(transfer, None, &mut NoInterrupt).expect("it is known");
             is_told |= matches!(ended, Status::Failed(Error::StillTouched { .. }));
             assert!(
                 matches!(
@@ -293,7 +293,7 @@ fn a_killed_peer_is_noticed_by_a_caller_that_polls() {
     .expect("an endpoint");
     let mut memory = vec![0; 4096];
     let mr = register(&ep, &mut memory);
-    let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
+    let conn = ep.connect(addr.parse().expect("an address"), None, &mut NoInterrupt);
     let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: memory.len() }];
     let request = Request::new(conn.expect("connected"), Op::Recv, &iovs, &[]);
     let transfer = ep.post(&request).expect("posted");

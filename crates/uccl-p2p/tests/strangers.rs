@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_p2p::{Config, Endpoint, Transport, Uninterrupted};
+use uccl_p2p::{Config, Endpoint, NoInterrupt, Transport};
 
 use self::loopback::on_loopback;
 
@@ -75,7 +75,7 @@ fn honest_peers_connect_beside_a_flood() {
             let (mut times, mut most) = (Vec::new(), 0);
             while !is_over.load(Relaxed) {
                 let begun = Instant::now();
-                let conn = honest.connect(target.addr(), None, &mut Uninterrupted);
+                let conn = honest.connect(target.addr(), None, &mut NoInterrupt);
                 times.push(begun.elapsed());
                 honest.disconnect(conn.expect("connected")).expect("it was there");
                 most = most.max(descriptors());

@@ -2,7 +2,7 @@
 
 mod support;
 
-use uccl_p2p::{Config, Endpoint, Op, Transport, Uninterrupted};
+use uccl_p2p::{Config, Endpoint, NoInterrupt, Op, Transport};
 
 use self::support::{Pair, advert, config, finish, iov, pair_of, path, pattern, register, request};
 
@@ -27,7 +27,7 @@ fn the_path_is_udp() {
 fn a_peer_without_udp_is_reached_over_tcp() {
     let [a, b] = [Transport::Udp, Transport::Tcp]
         .map(|transport| Endpoint::new(config(transport)).expect("an endpoint"));
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+    let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
     let (mut ours, mut theirs) = (pattern(100_000, 1), vec![0; 100_000]);
     assert_eq!(path(&a, to_b, &b), "tcp");
     let (from, to) = (register(&a, &mut ours), register(&b, &mut theirs));

@@ -7,8 +7,8 @@ mod loopback;
 use std::time::{Duration, Instant};
 
 use uccl_p2p::{
-    Change, Checksum, Config, ConnId, Endpoint, Error, Iov, Op, Request, Signal, Status, Transport,
-    Uninterrupted,
+    Change, Checksum, Config, ConnId, Endpoint, Error, Iov, NoInterrupt, Op, Request, Signal,
+    Status, Transport,
 };
 
 use self::loopback::on_loopback;
@@ -93,8 +93,8 @@ fn registered(ep: &Endpoint) -> (Pages, Iov) {
 
 fn pair(link: Link) -> Pair {
     let [a, b] = [(); 2].map(|()| Endpoint::new(link.config()).expect("an endpoint"));
-    let conn = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    let theirs_conn = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let conn = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+    let theirs_conn = b.accept(None, &mut NoInterrupt).expect("accepted").conn;
     let (ours, theirs) = (registered(&a), registered(&b));
     Pair { a, b, conn, theirs_conn, ours, theirs }
 }
@@ -106,7 +106,7 @@ impl Pair {
         let adverts = [advert];
         let timeout = Some(Duration::from_secs(30));
         let request = Request { timeout, ..Request::new(self.conn, op, &ours, &adverts) };
-        self.a.run(&request, &mut Uninterrupted).map(drop)
+        self.a.run(&request, &mut NoInterrupt).map(drop)
     }
 
     /// A send of ours that meets a receive of theirs, and how each of the two ended.
@@ -121,13 +121,13 @@ impl Pair {
         let sent = {
             let iovs = [Iov { len, ..self.ours.1 }];
             let request = Request { timeout, ..Request::new(self.conn, Op::Send, &iovs, &[]) };
-            self.a.run(&request, &mut Uninterrupted).map(drop)
+            self.a.run(&request, &mut NoInterrupt).map(drop)
         };
         if sent.as_ref().is_err_and(|e| matches!(e, Error::LocalMemory(_))) {
             // Nothing may have been sent, and then nothing comes.
             let _ = self.b.cancel(receiving).expect("it is known");
         }
-        let received = self.b.wait(receiving, timeout, &mut Uninterrupted).expect("it is known");
+        let received = self.b.wait(receiving, timeout, &mut NoInterrupt).expect("it is known");
         let received = match received {
             Status::Done(_) => Ok(()),
             Status::Failed(e) => Err(e),
@@ -237,7 +237,7 @@ fn our_own_memory_that_is_gone_costs_a_copy_to_mapped_memory() {
         let (ours, adverts) = ([Iov { len, ..p.ours.1 }], [advert(at, len)]);
         let timeout = Some(Duration::from_secs(30));
         let request = Request { timeout, signal, ..Request::new(p.conn, op, &ours, &adverts) };
-        p.a.run(&request, &mut Uninterrupted).map(drop)
+        p.a.run(&request, &mut NoInterrupt).map(drop)
     };
     let (word, change) = (advert(at + LEN - 8, 8), Change::Add(1));
     let signal = Signal { advert: word, change, strong: false };
@@ -282,7 +282,7 @@ fn a_word_that_is_gone_costs_its_signal() {
                 timeout,
                 ..Request::new(p.conn, Op::Write, &[], &[])
             };
-            p.a.run(&request, &mut Uninterrupted).map(drop)
+            p.a.run(&request, &mut NoInterrupt).map(drop)
         };
         p.theirs.0.lose(0);
         signalled().expect_err("there is no word");

@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 use pyo3::{exceptions::PyTypeError, prelude::*};
-use uccl_p2p::{Accepted, Config, ConnId, Endpoint, Error};
+use uccl_p2p::{Acceptance, Config, ConnId, Endpoint, Error};
 use uccl_wire::metadata::Metadata;
 
 use crate::{
@@ -26,7 +26,7 @@ pub(crate) struct Peers {
     /// Peers by the metadata that they were added with.
     added: Mutex<HashMap<Vec<u8>, Arc<ConnSlot>>>,
     /// Connections from other hosts that accept_local has accepted.
-    remote: Mutex<VecDeque<Accepted>>,
+    remote: Mutex<VecDeque<Acceptance>>,
 }
 
 /// The connection to one peer. The lock is held while a thread connects, so that two threads do not
@@ -103,7 +103,7 @@ impl Peers {
         core: &Endpoint,
         py: Python<'_>,
         timeout: Option<Duration>,
-    ) -> Result<Accepted, CallError> {
+    ) -> Result<Acceptance, CallError> {
         let mut remote = self.remote.lock();
         while let Some(accepted) = remote.pop_front() {
             if core.check_connection(accepted.conn).is_ok() {
@@ -121,7 +121,7 @@ impl Peers {
         core: &Endpoint,
         py: Python<'_>,
         timeout: Option<Duration>,
-    ) -> Result<Accepted, CallError> {
+    ) -> Result<Acceptance, CallError> {
         loop {
             let accepted = waiting(py, core, |core, interrupt| core.accept(timeout, interrupt))??;
             if core.connection(accepted.conn)?.same_host {

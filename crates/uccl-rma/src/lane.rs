@@ -19,7 +19,7 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{
         Aftermath, Caps, Interest, Lane, LaneError, MessageSink, Moves, OpError, OpName, Operation,
-        Posted, RailLane,
+        PostOutcome, RailLane,
     },
     mem::Span,
     rail::Rail,
@@ -370,9 +370,9 @@ impl Lane for RmaLane {
         }
     }
 
-    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
+    unsafe fn post(&self, op: Operation) -> Result<PostOutcome, LaneError> {
         if op.is_empty() {
-            return Ok(Posted::Done(Ok(())));
+            return Ok(PostOutcome::Done(Ok(())));
         }
         let mut own = None;
         let name = self.with(|state| {
@@ -388,7 +388,7 @@ impl Lane for RmaLane {
             }
             Ok(OpName(u64::from(generation) << 32 | key as u64))
         })?;
-        Ok(own.map_or(Posted::Pending(name), Posted::Done))
+        Ok(own.map_or(PostOutcome::Pending(name), PostOutcome::Done))
     }
 
     fn progress(&self, _: &dyn MessageSink) -> Result<bool, LaneError> {

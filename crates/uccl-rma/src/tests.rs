@@ -16,7 +16,7 @@ use uccl_chaos::{ChaosRail, RailFaults, RailNetwork, warnings_of};
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{
-        Completion, Handling, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted,
+        Completion, Handling, Lane, MessageSink, OpKind, OpName, OpResult, Operation, PostOutcome,
         RailLane,
     },
     mem::{RemoteSpan, Span},
@@ -118,11 +118,11 @@ impl End {
         let op = Operation { kind, local, memory: MemoryKind::Host, remote, done };
         // SAFETY: the tests keep the memory until the operation has ended or the lanes are gone.
         match unsafe { self.lane.post(op) }.expect("it lives") {
-            Posted::Pending(name) => {
+            PostOutcome::Pending(name) => {
                 told.name.set(name).expect("it has one name");
                 told
             }
-            Posted::Done(result) => panic!("it ended at once: {result:?}"),
+            PostOutcome::Done(result) => panic!("it ended at once: {result:?}"),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_p2p::{Config, Endpoint, Transport, Uninterrupted};
+use uccl_p2p::{Config, Endpoint, NoInterrupt, Transport};
 use uccl_shards::{
     Error, FanOut, Manifest, Mark, Options, Party, Publisher, Reader, Shard, Span, plan::area::Area,
 };
@@ -126,7 +126,7 @@ fn rows_become_columns() {
                 publisher.publish(version).expect("a new version");
             }
             for (i, reader) in readers.iter().enumerate() {
-                let fetched = reader.fetch(version, FAR, &mut Uninterrupted).expect("all is there");
+                let fetched = reader.fetch(version, FAR, &mut NoInterrupt).expect("all is there");
                 assert_eq!((fetched.version, fetched.bytes, fetched.retries), (version, 80, 0));
                 assert_eq!(reader.mark(), Mark::whole(version));
                 for at in 0..80 {
@@ -136,7 +136,7 @@ fn rows_become_columns() {
                 }
             }
             for publisher in &publishers {
-                publisher.wait_taken(version, FAR, &mut Uninterrupted).expect("both have it");
+                publisher.wait_taken(version, FAR, &mut NoInterrupt).expect("both have it");
             }
         }
         close(&ends);
@@ -178,7 +178,7 @@ fn a_version_arrives_whole_while_its_source_changes() {
             });
             let mut retries = 0;
             for _ in 0..FETCHES {
-                let fetched = reader.fetch(1, FAR, &mut Uninterrupted).expect("a whole version");
+                let fetched = reader.fetch(1, FAR, &mut NoInterrupt).expect("a whole version");
                 assert!(to.all(fetched.version as u8), "version {}", fetched.version);
                 retries += fetched.retries;
                 fetches.fetch_add(1, SeqCst);
@@ -198,21 +198,21 @@ fn a_version_in_the_making_is_not_read() {
     let part = |memory: &Memory| shard(memory, [64, 1], [0, 0], [64, 1]);
     let publisher = publisher(&ends[0], &[part(&from)]);
     let reader = reader(&ends[1], &[part(&to)]);
-    let early = reader.fetch(1, FAR, &mut Uninterrupted).expect_err("no plan");
+    let early = reader.fetch(1, FAR, &mut NoInterrupt).expect_err("no plan");
     assert!(matches!(early, Error::Invalid(_)), "{early}");
     join(&[&publisher], &[&reader]);
     publisher.publish(1).expect("the first version");
     assert!(matches!(publisher.publish(1), Err(Error::Invalid(_))), "a version comes once");
     publisher.begin();
     let soon = Some(Duration::from_millis(50));
-    let late = reader.fetch(1, soon, &mut Uninterrupted).expect_err("it is not published");
+    let late = reader.fetch(1, soon, &mut NoInterrupt).expect_err("it is not published");
     assert!(matches!(late, Error::Timeout { .. }), "{late}");
     assert!(!reader.mark().is_whole() && to.all(0), "no byte has come");
     publisher.publish(2).expect("the next version");
-    let next = reader.fetch(3, soon, &mut Uninterrupted).expect_err("there is only version 2");
+    let next = reader.fetch(3, soon, &mut NoInterrupt).expect_err("there is only version 2");
     assert!(matches!(next, Error::Timeout { .. }), "{next}");
-    assert_eq!(reader.fetch(1, FAR, &mut Uninterrupted).expect("version 2").version, 2);
-    let none = publisher.wait_taken(3, soon, &mut Uninterrupted).expect_err("nobody has it");
+    assert_eq!(reader.fetch(1, FAR, &mut NoInterrupt).expect("version 2").version, 2);
+    let none = publisher.wait_taken(3, soon, &mut NoInterrupt).expect_err("nobody has it");
     assert_eq!(none.to_string(), "50ms passed: target 0 has not taken version 3");
     close(&ends);
 }
@@ -234,20 +234,20 @@ fn readers_pass_bytes_on() {
         thread::scope(|scope| {
             for (reader, memory) in readers.iter().zip(&memories[1..]) {
                 scope.spawn(move || {
-                    reader.fetch(version, FAR, &mut Uninterrupted).expect("a whole version");
+                    reader.fetch(version, FAR, &mut NoInterrupt).expect("a whole version");
                     assert!(memory.all(version as u8));
-                    reader.wait_taken(version, FAR, &mut Uninterrupted).expect("all have it");
+                    reader.wait_taken(version, FAR, &mut NoInterrupt).expect("all have it");
                 });
             }
         });
-        publisher.wait_taken(version, FAR, &mut Uninterrupted).expect("all have it");
+        publisher.wait_taken(version, FAR, &mut NoInterrupt).expect("all have it");
     }
     // A target whose memory changes is not read from.
     readers[0].begin();
     assert_eq!(readers[0].mark().version(), 3);
     assert!(!readers[0].mark().is_whole());
     let soon = Some(Duration::from_millis(100));
-    let mut waiting = readers[1..].iter().map(|reader| reader.fetch(3, soon, &mut Uninterrupted));
+    let mut waiting = readers[1..].iter().map(|reader| reader.fetch(3, soon, &mut NoInterrupt));
     let is_late = |fetch: Result<_, _>| matches!(fetch, Err(Error::Timeout { .. }));
     assert!(waiting.any(is_late));
     let read: u64 = ends[1..].iter().map(|end| end.stats().expect("open").bytes_received).sum();
@@ -266,12 +266,12 @@ fn no_byte_lands_after_an_abort() {
         let reader = reader(&ends[1], &[part(&to)]);
         join(&[&publisher], &[&reader]);
         publisher.publish(1).expect("the first version");
-        reader.fetch(1, FAR, &mut Uninterrupted).expect("the first version");
+        reader.fetch(1, FAR, &mut NoInterrupt).expect("the first version");
         publisher.begin();
         from.fill(7);
         publisher.publish(2).expect("the second version");
         thread::scope(|scope| {
-            let fetch = scope.spawn(|| reader.fetch(2, FAR, &mut Uninterrupted));
+            let fetch = scope.spawn(|| reader.fetch(2, FAR, &mut NoInterrupt));
             // The first byte has landed, and most have not.
             let begun = Instant::now();
             while to.get(0) == 0 && begun.elapsed() < Duration::from_secs(20) {
@@ -288,7 +288,7 @@ fn no_byte_lands_after_an_abort() {
             thread::sleep(Duration::from_millis(50));
             assert_eq!(to.get(LEN - 1), last, "bytes landed after the abort");
         });
-        let again = reader.fetch(2, FAR, &mut Uninterrupted).expect("an abort ends one fetch");
+        let again = reader.fetch(2, FAR, &mut NoInterrupt).expect("an abort ends one fetch");
         assert!(again.version == 2 && to.all(7));
         close(&ends);
     }
@@ -303,12 +303,12 @@ fn a_lost_publisher_fails_the_fetch() {
     let reader = reader(&ends[1], &[part(&to)]);
     join(&[&publisher], &[&reader]);
     publisher.publish(1).expect("the first version");
-    reader.fetch(1, FAR, &mut Uninterrupted).expect("the first version");
+    reader.fetch(1, FAR, &mut NoInterrupt).expect("the first version");
     publisher.close().expect("nobody reads");
-    let refused = reader.fetch(1, FAR, &mut Uninterrupted).expect_err("its regions have ended");
+    let refused = reader.fetch(1, FAR, &mut NoInterrupt).expect_err("its regions have ended");
     assert!(matches!(refused, Error::Engine(_)), "{refused}");
     ends[0].close().expect("closed");
-    let lost = reader.fetch(1, FAR, &mut Uninterrupted).expect_err("the publisher is gone");
+    let lost = reader.fetch(1, FAR, &mut NoInterrupt).expect_err("the publisher is gone");
     assert!(matches!(lost, Error::Engine(_)), "{lost}");
     close(&ends);
 }

@@ -26,7 +26,7 @@ use uccl_fabric::{
     gpu::CopyBy,
     lane::{
         Caps, Interest, Lane, LaneError, MessageLane, MessageSink, OpError, OpKind, OpName,
-        Operation, Posted, Spans,
+        Operation, PostOutcome, Spans,
     },
     mem::RemoteSpan,
     pipe::{Pipe, PipeRx, PipeTx},
@@ -196,9 +196,9 @@ impl<P: Pipe> StreamLane<P> {
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    unsafe fn start(&self, op: Operation, word: Option<Word>) -> Result<Posted, LaneError> {
+    unsafe fn start(&self, op: Operation, word: Option<Word>) -> Result<PostOutcome, LaneError> {
         let Some(op) = sayable(op) else {
-            return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
+            return Ok(PostOutcome::Done(Err(OpError::Remote(Status::Protocol))));
         };
         let mut tx = self.tx.lock();
         // Under the lock: a kill takes it too, and ends the operations that it finds.
@@ -225,7 +225,7 @@ impl<P: Pipe> StreamLane<P> {
             tx.push_own(own.on(op.memory.device_only()).with(word));
         }
         self.flush(&mut tx);
-        Ok(Posted::Pending(name))
+        Ok(PostOutcome::Pending(name))
     }
 
     /// Whether copies by GPUs are under way.
@@ -263,7 +263,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
         }
     }
 
-    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
+    unsafe fn post(&self, op: Operation) -> Result<PostOutcome, LaneError> {
         // SAFETY: the caller's promise.
         unsafe { self.start(op, None) }
     }
@@ -405,7 +405,7 @@ impl<P: Pipe> MessageLane for StreamLane<P> {
         true
     }
 
-    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<PostOutcome, LaneError> {
         // SAFETY: the caller's promise.
         unsafe { self.start(op, Some(word)) }
     }

@@ -81,8 +81,8 @@ impl<P: Pipe> Side<P> {
         };
         // SAFETY: the tests keep their buffers until the operation has ended.
         match unsafe { self.lane.post(op) }.expect("a live lane") {
-            Posted::Pending(name) => (name, done),
-            Posted::Done(_) => unreachable!("streams answer later"),
+            PostOutcome::Pending(name) => (name, done),
+            PostOutcome::Done(_) => unreachable!("streams answer later"),
         }
     }
 }

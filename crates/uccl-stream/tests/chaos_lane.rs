@@ -10,7 +10,7 @@ use uccl_chaos::{ChaosLane, ChaosPipe, Faults, LaneFaults, each_seed};
 use uccl_conformance::Inbox;
 use uccl_device::MemoryKind;
 use uccl_fabric::lane::{
-    Completion, Lane, LaneError, OpError, OpKind, OpResult, Operation, Posted,
+    Completion, Lane, LaneError, OpError, OpKind, OpResult, Operation, PostOutcome,
 };
 use uccl_fabric::region::Rights;
 use uccl_stream::StreamLane;
@@ -62,8 +62,8 @@ impl Pair {
             };
             // SAFETY: the tests keep the patches until both lanes are gone.
             match unsafe { self.lane.post(op) } {
-                Ok(Posted::Done(result)) => ended.lock().push((i, result)),
-                Ok(Posted::Pending(_)) => {}
+                Ok(PostOutcome::Done(result)) => ended.lock().push((i, result)),
+                Ok(PostOutcome::Pending(_)) => {}
                 Err(_) => return patches,
             }
             patches.push((source, dest));

@@ -308,7 +308,7 @@ fn a_message_that_was_damaged_ends_the_lane() {
 
 #[test]
 fn lengths_of_a_posted_operation_must_add_up() {
-    use uccl_fabric::lane::{Operation, Posted};
+    use uccl_fabric::lane::{Operation, PostOutcome};
     let mut rng = Rng::with_seed(4);
     let stage = stage(1000);
     let source = Patch::new(&mut rng, &[100]);
@@ -330,7 +330,10 @@ fn lengths_of_a_posted_operation_must_add_up() {
                     done,
                 })
             };
-            assert!(matches!(posted, Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))))));
+            assert!(matches!(
+                posted,
+                Ok(PostOutcome::Done(Err(OpError::Remote(Status::Protocol))))
+            ));
         }
     }
 }

@@ -1,6 +1,6 @@
 use std::ffi::{c_char, c_void};
 
-use uccl_p2p::{AddressPiece, AddressRequest, ConnId, MrId, Op, Uninterrupted, parse_address};
+use uccl_p2p::{AddressPiece, AddressRequest, ConnId, MrId, NoInterrupt, Op, parse_address};
 
 use super::{call, deadline, endpoint, uccl_endpoint_t, uccl_status_t};
 use crate::{
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn uccl_reach(
         // SAFETY: a string, and a place for an id.
         let (address, out) = unsafe { (args::text(address, "address")?, Out::new(conn, "conn")?) };
         let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
-        out.put(endpoint.reach_any(&parse_address(address)?, timeout, &mut Uninterrupted)?.0);
+        out.put(endpoint.reach_any(&parse_address(address)?, timeout, &mut NoInterrupt)?.0);
         Ok(())
     })
 }
@@ -95,5 +95,5 @@ unsafe fn run(
     let pieces: Vec<_> = pieces.iter().map(piece).collect();
     let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
     let request = AddressRequest { conn: ConnId(conn), op, pieces: &pieces, timeout };
-    endpoint.run_by_address(&request, &mut Uninterrupted).map(drop).map_err(Failure::from)
+    endpoint.run_by_address(&request, &mut NoInterrupt).map(drop).map_err(Failure::from)
 }

@@ -1,7 +1,7 @@
 use std::{ffi::c_char, sync::Arc, task::Poll, time::Duration};
 
 use uccl_p2p::{
-    ConnId, ConnectHandle, ConnectRequest, Endpoint, Error, Uninterrupted, parse_address,
+    ConnId, ConnectHandle, ConnectRequest, Endpoint, Error, NoInterrupt, parse_address,
     parse_ip_address,
 };
 
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn uccl_connect(
         let (address, out) = unsafe { (args::text(address, "address")?, Out::new(conn, "conn")?) };
         let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
         let addrs = parse_address(address)?;
-        out.put(endpoint.connect_any(&addrs, timeout, &mut Uninterrupted)?.0);
+        out.put(endpoint.connect_any(&addrs, timeout, &mut NoInterrupt)?.0);
         Ok(())
     })
 }
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn uccl_accept(
         let endpoint = self::endpoint(endpoint)?;
         let peer = match timeout_ms {
             0 => endpoint.try_accept()?.ok_or(Error::Timeout(Duration::ZERO))?,
-            ms => endpoint.accept(deadline(ms)?, &mut Uninterrupted)?,
+            ms => endpoint.accept(deadline(ms)?, &mut NoInterrupt)?,
         };
         let mut ip = [0; 48];
         for (to, from) in ip.iter_mut().zip(peer.ip.to_string().bytes()) {

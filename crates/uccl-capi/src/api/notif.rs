@@ -1,6 +1,6 @@
 use std::ffi::c_void;
 
-use uccl_p2p::{ConnId, Uninterrupted};
+use uccl_p2p::{ConnId, NoInterrupt};
 
 use super::{call, deadline, endpoint, patience, uccl_endpoint_t, uccl_status_t};
 use crate::{
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn uccl_send_notif(
         // SAFETY: as many bytes.
         let message = unsafe { args::many(data.cast::<u8>(), len, "data") }?;
         let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
-        Ok(endpoint.run_notif(ConnId(conn), message, timeout, &mut Uninterrupted)?)
+        Ok(endpoint.run_notif(ConnId(conn), message, timeout, &mut NoInterrupt)?)
     })
 }
 
@@ -96,8 +96,8 @@ unsafe fn hand_over(
         let take = take.ok_or_else(|| Failure::invalid("take is NULL"))?;
         let (endpoint, patience) = (self::endpoint(endpoint)?, patience(timeout_ms)?);
         let notifs = match conn {
-            None => endpoint.wait_notifs(patience, &mut Uninterrupted)?,
-            Some(conn) => endpoint.wait_notifs_from(conn, patience, &mut Uninterrupted)?,
+            None => endpoint.wait_notifs(patience, &mut NoInterrupt)?,
+            Some(conn) => endpoint.wait_notifs_from(conn, patience, &mut NoInterrupt)?,
         };
         for notif in &notifs {
             let payload = &notif.payload;

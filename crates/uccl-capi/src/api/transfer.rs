@@ -2,7 +2,7 @@ use std::ffi::c_void;
 
 use smallvec::SmallVec;
 use uccl_p2p::{
-    Change, ConnId, Endpoint, Iov, MrId, Op, Request, Signal, Status, TransferId, Uninterrupted,
+    Change, ConnId, Endpoint, Iov, MrId, NoInterrupt, Op, Request, Signal, Status, TransferId,
     Until,
 };
 use uccl_wire::{advert::Advert, message::MAX_IOVS};
@@ -162,7 +162,7 @@ impl<'a> Call<'a> {
 
     /// Returns the bytes that were moved.
     fn run(&self, endpoint: &Endpoint) -> Answer<u64> {
-        Ok(endpoint.run(&self.request()?, &mut Uninterrupted)?.bytes)
+        Ok(endpoint.run(&self.request()?, &mut NoInterrupt)?.bytes)
     }
 }
 
@@ -340,7 +340,7 @@ pub unsafe extern "C" fn uccl_wait(
 ) -> uccl_status_t {
     call_for(|| {
         let (endpoint, patience) = (self::endpoint(endpoint)?, patience(timeout_ms)?);
-        let status = endpoint.wait(TransferId(transfer), patience, &mut Uninterrupted)?;
+        let status = endpoint.wait(TransferId(transfer), patience, &mut NoInterrupt)?;
         // SAFETY: NULL, or a place for a number.
         unsafe { stands(status, bytes) }
     })
@@ -393,9 +393,9 @@ unsafe fn wait_word(
         let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
         let (mr, ptr, until) = (MrId(mr), args::address(ptr.cast_mut()), Until::AtLeast(at_least));
         let seen = match conn {
-            None => endpoint.wait_word(mr, ptr, until, timeout, &mut Uninterrupted),
+            None => endpoint.wait_word(mr, ptr, until, timeout, &mut NoInterrupt),
             Some(conn) => {
-                endpoint.wait_word_from(conn, (mr, ptr), until, timeout, &mut Uninterrupted)
+                endpoint.wait_word_from(conn, (mr, ptr), until, timeout, &mut NoInterrupt)
             }
         }?;
         // SAFETY: NULL, or a place for a number.

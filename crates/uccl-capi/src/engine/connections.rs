@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use uccl_p2p::{ConnId, Interrupt, Uninterrupted, gpu_index, resolve};
+use uccl_p2p::{ConnId, Interrupt, NoInterrupt, gpu_index, resolve};
 
 use super::{CONNS, Conn, Engine, UcclConn, UcclEngine, code, engine, flag, handle};
 use crate::{
@@ -56,12 +56,12 @@ pub unsafe extern "C" fn connect(
             ..=0 => {
                 // SAFETY: a string.
                 let port = core.config().well_known_port(unsafe { index_of(remote_gpu_bdf) }?)?;
-                core.connect_any_when_up(&resolve(host, port)?, None, &mut Uninterrupted)?
+                core.connect_any_when_up(&resolve(host, port)?, None, &mut NoInterrupt)?
             }
             port => {
                 let no_port = |_| Failure::invalid(format!("{port} is no port"));
                 let port = u16::try_from(port).map_err(no_port)?;
-                core.connect_any(&resolve(host, port)?, None, &mut Uninterrupted)?
+                core.connect_any(&resolve(host, port)?, None, &mut NoInterrupt)?
             }
         };
         known.hold(engine, connected)

@@ -6,7 +6,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use uccl_p2p::{Iov, MrId, Op, Request, Status, TransferId, Uninterrupted};
+use uccl_p2p::{Iov, MrId, NoInterrupt, Op, Request, Status, TransferId};
 use uccl_wire::{
     advert::Advert,
     ipc_info::{IPC_INFO_C_LEN, IpcInfo},
@@ -34,7 +34,7 @@ impl Pieces {
 
     fn receive(&self, conn: &Conn) -> Answer {
         let request = Request::new(conn.id, Op::Recv, &self.iovs, &[]);
-        conn.core.run(&request, &mut Uninterrupted)?;
+        conn.core.run(&request, &mut NoInterrupt)?;
         Ok(())
     }
 

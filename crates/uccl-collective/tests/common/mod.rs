@@ -7,7 +7,7 @@ use std::{
 };
 
 use uccl_collective::{Buffer, Group, GroupRequest};
-use uccl_p2p::{Config, Endpoint, Transport, Uninterrupted};
+use uccl_p2p::{Config, Endpoint, NoInterrupt, Transport};
 
 /// Longer than anything takes that has to happen.
 pub(crate) const FAR: Duration = Duration::from_secs(40);
@@ -65,7 +65,7 @@ pub(crate) fn on_hosts(
                 let endpoint = &end;
                 let request =
                     GroupRequest { endpoint, rank, cards, timeout: FAR, needs_registration: false };
-                let group = Group::join(&request, &mut Uninterrupted).expect("joined");
+                let group = Group::join(&request, &mut NoInterrupt).expect("joined");
                 assert_eq!((group.rank(), group.ranks()), (rank, ranks));
                 run(end, group);
             });
@@ -74,6 +74,6 @@ pub(crate) fn on_hosts(
 }
 
 pub(crate) fn done(work: uccl_collective::Result<Arc<uccl_collective::Work>>) {
-    let ended = work.expect("begun").wait(Some(FAR), &mut Uninterrupted).expect("well");
+    let ended = work.expect("begun").wait(Some(FAR), &mut NoInterrupt).expect("well");
     assert!(ended, "it has not ended");
 }

@@ -18,7 +18,7 @@ use std::{
 
 use parking_lot::MutexGuard;
 use uccl_fabric::shm::{Mapping, Segment};
-use uccl_p2p::{ConnId, Endpoint, Uninterrupted};
+use uccl_p2p::{ConnId, Endpoint, NoInterrupt};
 use uccl_wire::ep_card::EpEndpoint;
 
 pub use self::counters::ProxyStats;
@@ -110,7 +110,7 @@ impl Listener {
             let Some(card) = card else { continue };
             let left = deadline.saturating_duration_since(Instant::now());
             let left = Some(left.max(Duration::from_millis(1)));
-            let conn = self.endpoint.connect_to(card.addr, card.instance, left, &mut Uninterrupted);
+            let conn = self.endpoint.connect_to(card.addr, card.instance, left, &mut NoInterrupt);
             conns[rank] = Some(conn.map_err(|e| (rank, e.to_string()))?);
         }
         loop {
@@ -119,7 +119,7 @@ impl Listener {
             let left = deadline.saturating_duration_since(Instant::now());
             let left = Some(left.max(Duration::from_millis(1)));
             let why = |e| (missing, format!("has not connected: {e}"));
-            let conn = self.endpoint.accept(left, &mut Uninterrupted).map_err(why)?.conn;
+            let conn = self.endpoint.accept(left, &mut NoInterrupt).map_err(why)?.conn;
             let instance = self.endpoint.connection(conn).map_err(why)?.instance;
             let is_its = |card: &Option<EpEndpoint>| card.is_some_and(|c| c.instance == instance);
             match cards[..me].iter().position(is_its) {

@@ -308,7 +308,7 @@ impl<S> Drop for Proxy<S> {
 #[cfg(test)]
 mod tests {
     use uccl_fabric::shm::sync::Word;
-    use uccl_p2p::Uninterrupted;
+    use uccl_p2p::NoInterrupt;
 
     use super::{
         super::{
@@ -340,8 +340,8 @@ mod tests {
         let (own, peer) = (endpoint(), endpoint());
         let patience = Some(Duration::from_secs(20));
         let (to, from) = thread::scope(|scope| {
-            let accepted = scope.spawn(|| peer.accept(patience, &mut Uninterrupted).unwrap().conn);
-            let to = own.connect(peer.addr(), patience, &mut Uninterrupted).unwrap();
+            let accepted = scope.spawn(|| peer.accept(patience, &mut NoInterrupt).unwrap().conn);
+            let to = own.connect(peer.addr(), patience, &mut NoInterrupt).unwrap();
             (to, accepted.join().unwrap())
         });
         [(own, to), (peer, from)]

@@ -6,7 +6,7 @@ use uccl_device::{
 };
 use uccl_wire::signal::Change;
 
-use super::{LaneError, MessageLane, OpKind, OpName, OpResult, Operation, Posted};
+use super::{LaneError, MessageLane, OpKind, OpName, OpResult, Operation, PostOutcome};
 use crate::{
     alloc::Shareable,
     mem::{RemoteSpan, Span},
@@ -97,7 +97,7 @@ pub trait HostLane: MessageLane {
         &self,
         write: Operation,
         word: Word,
-    ) -> Result<Posted, LaneError>;
+    ) -> Result<PostOutcome, LaneError>;
 
     /// Makes work that is enqueued on a stream from now on wait for these operations, and enqueues
     /// the copies that have not been. Our GPUs must be the ones to make all copies that are left of

@@ -2,7 +2,7 @@
 
 use uccl_device::MemoryKind;
 
-use super::{Lane, LaneError, Operation, Posted};
+use super::{Lane, LaneError, Operation, PostOutcome};
 use crate::{mem::RemoteSpan, signal::Word};
 
 /// How far the handling of a message is.
@@ -52,7 +52,7 @@ pub trait MessageLane: Lane {
     ///
     /// # Errors
     /// The lane is dead.
-    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError>;
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<PostOutcome, LaneError>;
 
     /// Bytes of messages that wait for room. A sender that can wait should, while there are many.
     fn queued_bytes(&self) -> usize;

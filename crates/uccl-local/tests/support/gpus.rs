@@ -12,7 +12,7 @@ use uccl_device::{
 use uccl_fabric::{
     alloc::Shareable,
     gpu::GpuShare,
-    lane::{Completion, HostLane, Lane, OpKind, OpName, OpResult, Operation, Posted},
+    lane::{Completion, HostLane, Lane, OpKind, OpName, OpResult, Operation, PostOutcome},
     mem::{RemoteSpan, Span},
     region::{Region, RegionTable, Rights, SharedBacking},
 };
@@ -121,7 +121,7 @@ impl Pair {
         let (end, op) = self.operation(lens);
         // SAFETY: the memory is dropped after the lanes.
         match unsafe { self.ours.post(op) } {
-            Ok(Posted::Pending(name)) => (end, name),
+            Ok(PostOutcome::Pending(name)) => (end, name),
             other => panic!("{other:?}"),
         }
     }

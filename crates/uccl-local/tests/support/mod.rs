@@ -7,7 +7,9 @@ use parking_lot::Mutex;
 use uccl_chaos::patiently;
 use uccl_device::{MemoryKind, Process};
 use uccl_fabric::{
-    lane::{Completion, Handling, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted},
+    lane::{
+        Completion, Handling, Lane, MessageSink, OpKind, OpName, OpResult, Operation, PostOutcome,
+    },
     mem::{RemoteSpan, Span},
     region::RegionTable,
 };
@@ -107,8 +109,8 @@ pub(crate) unsafe fn post(
     };
     // SAFETY: the caller's promise.
     let name = match unsafe { lane.post(op) } {
-        Ok(Posted::Pending(name)) => Some(name),
-        Ok(Posted::Done(result)) => {
+        Ok(PostOutcome::Pending(name)) => Some(name),
+        Ok(PostOutcome::Done(result)) => {
             Arc::clone(&end).complete(result);
             None
         }

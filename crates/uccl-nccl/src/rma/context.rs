@@ -12,7 +12,8 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_p2p::{
-    Change, Error, Iov, Op, Request, Signal, Status, TransferHandle, Tried, wire::advert::Advert,
+    Change, Error, Iov, Op, Request, Signal, Status, TransferHandle, TryOutcome,
+    wire::advert::Advert,
 };
 
 use super::{
@@ -167,8 +168,8 @@ impl Coll {
         let signal = target.signal;
         let request = Request { signal, context, ..Request::new(conn, op, iovs, adverts) };
         match self.group.engine.endpoint.try_run_held(&request) {
-            Ok(Tried::Done(_)) => Ok(Some(Progress::Done)),
-            Ok(Tried::Under(transfer)) => Ok(Some(Progress::Posted(transfer))),
+            Ok(TryOutcome::Done(_)) => Ok(Some(Progress::Done)),
+            Ok(TryOutcome::Under(transfer)) => Ok(Some(Progress::Posted(transfer))),
             Err(Error::Full { .. }) => Ok(None),
             Err(error) => Err(operation.failed(error)),
         }

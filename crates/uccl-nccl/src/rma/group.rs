@@ -9,7 +9,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use uccl_p2p::{ConnId, MrId, Uninterrupted, wire::advert::Advert};
+use uccl_p2p::{ConnId, MrId, NoInterrupt, wire::advert::Advert};
 
 use super::{
     engine::{Engine, Recipient},
@@ -223,7 +223,7 @@ impl Group {
         for note in sent {
             let left = end.saturating_duration_since(Instant::now());
             // A rank that does not take it sees the end of the connection.
-            let _taken = note.wait(Some(left), &mut Uninterrupted);
+            let _taken = note.wait(Some(left), &mut NoInterrupt);
         }
     }
 

@@ -222,7 +222,7 @@ fn says(message: &[u8]) -> bool {
     conn.send_message(&[message]);
     drop(conn);
     // A notification behind the message: if it succeeds, the message has been read.
-    let copy = sides[0].ep.run_notif(sides[0].conn, b"?", None, &mut crate::Uninterrupted);
+    let copy = sides[0].ep.run_notif(sides[0].conn, b"?", None, &mut crate::NoInterrupt);
     let check = sides[1].ep.check_connection(sides[1].conn);
     if let Err(e) = &check {
         assert!(matches!(e, Error::Protocol { .. }), "{e}");

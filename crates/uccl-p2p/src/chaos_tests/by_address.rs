@@ -8,9 +8,7 @@ use super::{
     PATIENT, some_lanes,
     world::{ByRails, Memory, Side, join},
 };
-use crate::{
-    AddressPiece, AddressRequest, Error, MrId, Op, Outcome, Result, Status, Uninterrupted,
-};
+use crate::{AddressPiece, AddressRequest, Error, MrId, NoInterrupt, Op, Outcome, Result, Status};
 
 const LEN: usize = 30_000;
 
@@ -48,7 +46,7 @@ fn publish(side: &Side, memory: &Memory) -> MrId {
 
 fn run(side: &Side, op: Op, pieces: &[AddressPiece]) -> Result<Outcome> {
     let request = AddressRequest { conn: side.conn, op, pieces, timeout: None };
-    side.ep.run_by_address(&request, &mut Uninterrupted)
+    side.ep.run_by_address(&request, &mut NoInterrupt)
 }
 
 #[test]
@@ -89,7 +87,7 @@ fn a_look_up_ends_with_its_connection() {
             AddressRequest { conn: sides[0].conn, op: Op::Read, pieces: &pieces, timeout: None };
         let posted = sides[0].ep.post_by_address(&request).expect("posted");
         sides[1].connection().fail(sides[1].connection().lost_to("cut"));
-        let ended = posted.wait(Some(PATIENT), &mut Uninterrupted).expect("ours");
+        let ended = posted.wait(Some(PATIENT), &mut NoInterrupt).expect("ours");
         let is_lost = matches!(ended, Status::Failed(Error::ConnectionLost { .. }));
         assert!(is_lost || matches!(ended, Status::Done(_)), "{ended:?}");
         let later = run(&sides[0], Op::Read, &pieces);

@@ -15,7 +15,7 @@ use super::{
     world::{FAR, LaneChaos, Memory, Side, join_again, join_asking},
 };
 use crate::{
-    Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
+    Error, MrId, NoInterrupt, Op, Request, Status, TransferId,
     drive::{
         core::connection::{
             transfer::{Fence, Transfer},
@@ -83,7 +83,7 @@ impl Ends {
 
     /// The final status of a transfer of the first side.
     fn end_of(&self, id: TransferId) -> Status {
-        self.sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known")
+        self.sides[0].ep.wait(id, None, &mut NoInterrupt).expect("known")
     }
 }
 

@@ -23,7 +23,7 @@ use self::{
     world::{LaneChaos, Memory, Side, join, join_asking},
 };
 use crate::{
-    Change, Error, Op, Request, Signal, Status, Uninterrupted,
+    Change, Error, NoInterrupt, Op, Request, Signal, Status,
     drive::{
         core::connection::{deferred_transfers::Mark, transfer::Fence},
         pair::post_behind,
@@ -191,7 +191,7 @@ fn a_write_without_answer_to_its_signal_is_lost_and_not_cancelled() {
     transfer.conn.fence(transfer, Fence::Cancel);
     drop(transfers);
     Pipe::cut(sides[0].lanes[0].inner().pipe());
-    let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
+    let status = sides[0].ep.wait(id, None, &mut NoInterrupt).expect("known");
     assert!(matches!(status, Status::Failed(Error::ConnectionLost { .. })), "{status:?}");
     sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
 }
@@ -215,7 +215,7 @@ fn a_stream_that_fails_fails_the_transfers_behind_it_and_nothing_else() {
     let (conn, op) = (sides[0].conn, Op::Send);
     let request = Request::new(conn, op, &iovs, &[]);
     let id = post_behind(&sides[0].ep, &request, Some(Box::new(BrokenStream))).expect("posted").id;
-    let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
+    let status = sides[0].ep.wait(id, None, &mut NoInterrupt).expect("known");
     let why = match status {
         Status::Failed(e) => e.to_string(),
         status => panic!("{status:?}"),
@@ -251,7 +251,7 @@ fn a_cancel_stays_a_cancel_when_a_worker_goes_on_with_it() {
     transfer.body.lock().fence = Some(Fence::Cancel);
     transfer.conn.fence(transfer, Fence::Deadline);
     drop(transfers);
-    let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
+    let status = sides[0].ep.wait(id, None, &mut NoInterrupt).expect("known");
     assert!(matches!(status, Status::Failed(Error::Cancelled { .. })), "{status:?}");
     sides[0].ep.deregister(mr).expect("unused");
     sides.iter_mut().for_each(Side::leave);

@@ -17,8 +17,8 @@ use super::{
     world::{ByRails, FAR, Memory, Side},
 };
 use crate::{
-    Accepted, Config, ConnectRequest, Endpoint, Error, Iov, Moves, MrId, Op, Request, Transport,
-    Uninterrupted,
+    Acceptance, Config, ConnectRequest, Endpoint, Error, Iov, Moves, MrId, NoInterrupt, Op,
+    Request, Transport,
     devices::OpenedDevices,
     drive::{
         core::connection::{
@@ -191,7 +191,7 @@ fn a_slow_way_is_told_once_and_shown() {
         assert_eq!(moves(&sides[0]), Moves::Direct, "it has not met the region yet");
         let (iovs, adverts) = (ours.iovs(mr), theirs.adverts(&sides[1], peer_mr));
         let request = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
-        sides[0].ep.run(&request, &mut Uninterrupted).expect("in another way");
+        sides[0].ep.run(&request, &mut NoInterrupt).expect("in another way");
         assert_eq!([moves(&sides[0]), moves(&sides[1])], [slow; 2]);
         sides[0].ep.deregister(mr).expect("unused");
         sides[1].ep.deregister(peer_mr).expect("unused");
@@ -359,7 +359,7 @@ fn a_rail_reaches_the_region_that_an_advert_was_made_of_and_no_other() {
         let iovs = [Iov { len: advert.len as usize, ..here.iovs(mr)[0] }];
         let adverts = [advert];
         let request = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
-        sides[0].ep.run(&request, &mut Uninterrupted)
+        sides[0].ep.run(&request, &mut NoInterrupt)
     };
     let refused = |advert: Advert| {
         let before = there.now();
@@ -404,7 +404,7 @@ fn a_second_deregistration_leaves_the_registration_of_the_next_region_alone() {
     let network = sides[0].rails[0].network();
     let before = network.carried();
     let write = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
-    sides[0].ep.run(&write, &mut Uninterrupted).expect("written");
+    sides[0].ep.run(&write, &mut NoInterrupt).expect("written");
     assert_eq!(network.carried() - before, 9000, "not over the rail");
     sides.iter_mut().for_each(Side::leave);
 }
@@ -489,7 +489,7 @@ fn a_call_that_may_become_a_transfer_is_refused_before_it_moves_if_none_fits() {
     let (mr, peer_mr) = (sides[0].register(&here), sides[1].register(&there));
     let (iovs, adverts) = (here.iovs(mr), there.adverts(&sides[1], peer_mr));
     let (ep, conn) = (sides[0].ep.clone(), sides[0].conn);
-    let run = move |op| ep.run(&Request::new(conn, op, &iovs, &adverts), &mut Uninterrupted);
+    let run = move |op| ep.run(&Request::new(conn, op, &iovs, &adverts), &mut NoInterrupt);
     // The rail has the region's key now.
     run(Op::Write).expect("it works");
     here.reuse(&mut rng);
@@ -526,10 +526,10 @@ fn a_connection_with_rails_that_are_never_tried_is_accepted_in_time() {
     // comes.
     sides[0].lanes[0].inner().pipe().stall();
     let (ep, conn) = (&sides[1].ep, sides[1].connection());
-    let offered = Accepted { conn: conn.id, ip: [127, 0, 0, 1].into(), gpu_index: 0 };
+    let offered = Acceptance { conn: conn.id, ip: [127, 0, 0, 1].into(), gpu_index: 0 };
     conn.accept_when_settled(offered.clone());
     drop(conn);
-    let accepted = ep.accept(Some(FAR), &mut Uninterrupted).expect("its time is over");
+    let accepted = ep.accept(Some(FAR), &mut NoInterrupt).expect("its time is over");
     assert_eq!(accepted.conn, offered.conn);
     ep.check_connection(accepted.conn).expect("it lives, without rails");
     sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
@@ -556,7 +556,7 @@ fn rails_alone() -> ([Endpoint; 2], Arc<ChaosRail>) {
 fn a_rail_that_nothing_may_stand_in_for_has_as_long_as_connecting_may_take() {
     let ([a, b], rail) = rails_alone();
     rail.stick();
-    let connect = |timeout| a.connect(b.addr(), Some(timeout), &mut Uninterrupted);
+    let connect = |timeout| a.connect(b.addr(), Some(timeout), &mut NoInterrupt);
     let why = connect(SHORT).expect_err("nothing gets through").to_string();
     let within = format!("no rail works within {SHORT:?}: rail: nothing has got through yet");
     assert!(why.contains(&within), "{why}");
@@ -568,7 +568,7 @@ fn a_rail_that_nothing_may_stand_in_for_has_as_long_as_connecting_may_take() {
         rail.unstick();
         connecting.join().expect("no panic").expect("it gets through in time");
     });
-    b.accept(Some(FAR), &mut Uninterrupted).expect("accepted");
+    b.accept(Some(FAR), &mut NoInterrupt).expect("accepted");
 }
 
 #[test]
@@ -604,7 +604,7 @@ fn a_connect_over_rails_is_polled_and_cancelled() {
         }
         made.is_some()
     }));
-    b.accept(Some(FAR), &mut Uninterrupted).expect("accepted");
+    b.accept(Some(FAR), &mut NoInterrupt).expect("accepted");
     assert_eq!(made.map(|conn| a.connection(conn).expect("known").lanes), Some(1));
     [a, b].into_iter().for_each(|ep| ep.close().expect("nobody touches anything"));
 }
@@ -635,7 +635,7 @@ fn connections_are_made_while_devices_are_opened_and_shown_the_memory() {
     let devices = Arc::clone(of_b);
     b.core().devices_by(|| || OpenedDevices { rails: vec![devices as _], why_none: String::new() });
     let conn = std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| a.connect(b.addr(), None, &mut Uninterrupted));
+        let connecting = scope.spawn(|| a.connect(b.addr(), None, &mut NoInterrupt));
         // The connection is made, and waits for the rails.
         let begun = Instant::now();
         while [a, b].iter().any(|ep| ep.core().open_conns().is_empty()) {
@@ -645,7 +645,7 @@ fn connections_are_made_while_devices_are_opened_and_shown_the_memory() {
         open.send(()).expect("it is being opened");
         connecting.join().expect("no panic").expect("connected")
     });
-    b.accept(None, &mut Uninterrupted).expect("accepted");
+    b.accept(None, &mut NoInterrupt).expect("accepted");
     // The devices are registering the shorter region. The longer one waits, and its deregistration
     // returns at once.
     while !holds.iter().all(|hold| hold.is_waited_for()) {
@@ -657,7 +657,7 @@ fn connections_are_made_while_devices_are_opened_and_shown_the_memory() {
     let (iovs, adverts) = (a_memory[0].iovs(a_mrs[0]), [advert]);
     let write = a.post(&Request::new(conn, Op::Write, &iovs, &adverts)).expect("posted");
     drop(holds);
-    a.wait(write, Some(FAR), &mut Uninterrupted).expect("written");
+    a.wait(write, Some(FAR), &mut NoInterrupt).expect("written");
     assert_eq!(network.carried(), 9000, "not over the rail");
     assert!(a_memory[0].pieces() == b_memory[0].pieces());
     [a, b].into_iter().for_each(|ep| ep.close().expect("nobody touches anything"));
@@ -673,7 +673,7 @@ fn a_device_outlives_its_lane(end: impl FnOnce(&Arc<Connection>)) {
     let (iovs, adverts) = (here.iovs(mr), there.adverts(&sides[1], theirs));
     let (ep, rail) = (&sides[0].ep, &sides[0].rails[0]);
     let write = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
-    ep.run(&write, &mut Uninterrupted).expect("the rail has the key now");
+    ep.run(&write, &mut NoInterrupt).expect("the rail has the key now");
     rail.stick();
     rail.hold_ends(true);
     let id = ep.post(&write).expect("posted");

@@ -14,7 +14,7 @@ use uccl_device::cuda::GpuError;
 
 use super::world::{FAR, Memory, Side};
 use crate::{
-    Change, Error, MrId, Op, Request, Signal, Status, TransferId, Uninterrupted,
+    Change, Error, MrId, NoInterrupt, Op, Request, Signal, Status, TransferId,
     drive::{core::connection::deferred_transfers::Mark, pair::post_behind},
 };
 
@@ -586,7 +586,7 @@ pub(super) fn move_one(sides: &[Side; 2], rng: &mut Rng, op: Op, len: usize) -> 
     let (iovs, adverts) = (local.iovs(mr), remote.adverts(&sides[1], there));
     let conn = sides[0].conn;
     let request = Request::new(conn, op, &iovs, &adverts);
-    let ended = sides[0].ep.run(&request, &mut Uninterrupted);
+    let ended = sides[0].ep.run(&request, &mut NoInterrupt);
     sides[0].ep.deregister(mr).expect("unused");
     sides[1].ep.deregister(there).expect("unused");
     if ended.is_ok() {

@@ -7,7 +7,7 @@ use super::{
     core::{Accepts, Core, MAX_ACCEPTS, connection::Connection},
     timers,
 };
-use crate::types::Accepted;
+use crate::types::Acceptance;
 
 impl Accepts {
     fn forget_ended(&mut self) {
@@ -46,7 +46,7 @@ impl Core {
         !self.accepts.lock().untried.is_empty()
     }
 
-    pub(crate) fn offer_accept(&self, accepted: Accepted) {
+    pub(crate) fn offer_accept(&self, accepted: Acceptance) {
         let mut accepts = self.accepts.lock();
         accepts.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|c| c.id != accepted.conn));
         // Under the lock: a connection that ends from now on removes itself again.
@@ -60,7 +60,7 @@ impl Core {
 impl Connection {
     /// Offers the connection to `accept`: now, or when its rails have been tried or their time is
     /// up.
-    pub(crate) fn accept_when_settled(self: &Arc<Self>, accepted: Accepted) {
+    pub(crate) fn accept_when_settled(self: &Arc<Self>, accepted: Acceptance) {
         *self.accepting.lock() = Some(accepted);
         let is_settled = || self.lanes.rails.as_ref().is_none_or(|rails| rails.is_settled());
         if !is_settled() {

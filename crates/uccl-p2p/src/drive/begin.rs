@@ -97,7 +97,7 @@ mod tests {
     use uccl_device::cuda::GpuError;
 
     use super::*;
-    use crate::{Endpoint, Iov, Op, Request, Uninterrupted, drive::pair::JoinedPair};
+    use crate::{Endpoint, Iov, NoInterrupt, Op, Request, drive::pair::JoinedPair};
 
     /// A stream that never reaches its mark.
     struct Never;
@@ -173,7 +173,7 @@ mod tests {
             let bytes = [number; 8];
             let iovs = [Self::iov(&self.pair.b, &bytes)];
             let request = Request::new(self.pair.to_a, Op::Send, &iovs, &[]);
-            self.pair.b.run(&request, &mut Uninterrupted).expect("received");
+            self.pair.b.run(&request, &mut NoInterrupt).expect("received");
         }
     }
 
@@ -188,7 +188,7 @@ mod tests {
         late.0.store(true, SeqCst);
         (1..=3).for_each(|number| all.send(number));
         for (transfer, memory) in posted.iter().zip(&all.memory) {
-            all.pair.a.wait(transfer.id, None, &mut Uninterrupted).expect("known");
+            all.pair.a.wait(transfer.id, None, &mut NoInterrupt).expect("known");
             assert!(transfer.finished(), "{memory:?}");
         }
         let seen: Vec<_> =

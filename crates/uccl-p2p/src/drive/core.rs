@@ -31,7 +31,7 @@ use crate::{
     config::Config,
     error::{Error, Result},
     ids::ConnId,
-    types::{Accepted, ConnInfo, Notification, Op},
+    types::{Acceptance, ConnInfo, Notification, Op},
 };
 
 /// Bytes of notifications that may wait to be taken, before peers have to wait.
@@ -141,7 +141,7 @@ pub(crate) struct Core {
 
 /// Connections that wait for accept.
 pub(crate) struct Accepts {
-    pub(crate) waiting: VecDeque<Accepted>,
+    pub(crate) waiting: VecDeque<Acceptance>,
     /// Whether callers do not use `accept`: connections are usable as they come.
     pub(crate) passive: bool,
     /// Connections that do not wait for accept yet because their rails have not been tried, and

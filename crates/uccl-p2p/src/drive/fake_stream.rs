@@ -14,7 +14,7 @@ use uccl_fabric::{
     clock,
     lane::{
         Caps, Interest, Lane, LaneError, MessageLane, MessageSink, OpName, OpResult, Operation,
-        Posted,
+        PostOutcome,
     },
     mem::RemoteSpan,
     signal::Word,
@@ -91,10 +91,10 @@ impl Lane for FakeStream {
         }
     }
 
-    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
+    unsafe fn post(&self, op: Operation) -> Result<PostOutcome, LaneError> {
         let name = self.posts.fetch_add(1, SeqCst);
         self.ops.lock().push_back(op);
-        Ok(Posted::Pending(OpName(name.into())))
+        Ok(PostOutcome::Pending(OpName(name.into())))
     }
 
     fn progress(&self, _: &dyn MessageSink) -> Result<bool, LaneError> {
@@ -138,7 +138,7 @@ impl MessageLane for FakeStream {
         false
     }
 
-    unsafe fn post_signalled(&self, _: Operation, _: Word) -> Result<Posted, LaneError> {
+    unsafe fn post_signalled(&self, _: Operation, _: Word) -> Result<PostOutcome, LaneError> {
         Err(LaneError::Killed)
     }
 

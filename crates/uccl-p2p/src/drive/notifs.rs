@@ -141,7 +141,7 @@ mod tests {
 
     use uccl_proto::limits::EAGER_MAX;
 
-    use crate::{Error, Status, Uninterrupted, drive::pair::JoinedPair};
+    use crate::{Error, NoInterrupt, Status, drive::pair::JoinedPair};
 
     /// The sender sees the end of a notification only when the peer's caller can take it, whether
     /// it came with its message or was fetched.
@@ -153,10 +153,10 @@ mod tests {
             let full = b.core().notifs.lock();
             let sent = a.send_notif(pair.to_b, vec![7_u8; len], None).expect("posted");
             let soon = Some(Duration::from_millis(100));
-            let status = a.wait(sent, soon, &mut Uninterrupted).expect("known");
+            let status = a.wait(sent, soon, &mut NoInterrupt).expect("known");
             assert!(matches!(status, Status::Pending), "{status:?}");
             drop(full);
-            let status = a.wait(sent, None, &mut Uninterrupted).expect("known");
+            let status = a.wait(sent, None, &mut NoInterrupt).expect("known");
             assert!(matches!(status, Status::Done(_)), "{status:?}");
             let taken = b.take_notifs().expect("open");
             assert_eq!(taken.iter().map(|n| n.payload.len()).collect::<Vec<_>>(), [len]);
@@ -174,14 +174,14 @@ mod tests {
                 let mut taken = Vec::new();
                 let patience = Some(Duration::from_secs(30));
                 loop {
-                    match a.wait_notifs_from(pair.to_b, patience, &mut Uninterrupted) {
+                    match a.wait_notifs_from(pair.to_b, patience, &mut NoInterrupt) {
                         Ok(none) if none.is_empty() => return (taken, None),
                         Ok(some) => taken.extend(some),
                         Err(e) => return (taken, Some(e)),
                     }
                 }
             });
-            b.run_notif(pair.to_a, b"last", None, &mut Uninterrupted).expect("delivered");
+            b.run_notif(pair.to_a, b"last", None, &mut NoInterrupt).expect("delivered");
             b.close().expect("closed");
             let (taken, end) = waits.join().expect("it ends");
             assert_eq!(taken.iter().map(|n| &n.payload[..]).collect::<Vec<_>>(), [b"last"]);

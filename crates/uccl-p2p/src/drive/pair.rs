@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::core::connection::{deferred_transfers::Mark, transfer::Transfer};
-use crate::{Config, ConnId, Endpoint, Request, Result, Transport, Uninterrupted};
+use crate::{Config, ConnId, Endpoint, NoInterrupt, Request, Result, Transport};
 
 /// The settings of an endpoint on the loopback interface, at any free port.
 pub(crate) fn on_loopback() -> Config {
@@ -26,8 +26,8 @@ impl JoinedPair {
     pub(crate) fn by(transport: Transport) -> Self {
         let config = || Config { transport, ..on_loopback() };
         let [a, b] = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
-        let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-        let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        let to_b = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+        let to_a = b.accept(None, &mut NoInterrupt).expect("accepted").conn;
         Self { a, b, to_b, to_a }
     }
 

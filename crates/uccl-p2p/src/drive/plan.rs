@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{LaneError, OpError, OpKind, Operation, Posted, RemoteSpans, Spans},
+    lane::{LaneError, OpError, OpKind, Operation, PostOutcome, RemoteSpans, Spans},
     pieces::Stretch,
 };
 
@@ -109,17 +109,17 @@ impl Connection {
             }
         };
         match posted {
-            Ok(Posted::Pending(name)) => transfer.body.lock().ops.push((0, name)),
+            Ok(PostOutcome::Pending(name)) => transfer.body.lock().ops.push((0, name)),
             // The GPU reaches the word, but not the data. Nothing has moved: data and signal take
             // the way that they would take without a GPU.
-            Ok(Posted::Done(Err(OpError::HostOnly(_))))
+            Ok(PostOutcome::Done(Err(OpError::HostOnly(_))))
                 if matches!(route, Route::GpuAndSignal(_)) =>
             {
                 transfer.return_signal(word);
                 transfer.op_ended();
                 return false;
             }
-            Ok(Posted::Done(result)) => done.complete(result),
+            Ok(PostOutcome::Done(result)) => done.complete(result),
             Err(e) => self.not_posted(transfer, e),
         }
         true
@@ -170,8 +170,8 @@ impl Connection {
         // SAFETY: the memory is inside regions that the transfer leases, or belongs to the transfer
         // itself, until its last operation has ended.
         match unsafe { self.lanes.all[lane].post(op)? } {
-            Posted::Pending(name) => transfer.body.lock().ops.push((lane as u16, name)),
-            Posted::Done(result) => done.complete(result),
+            PostOutcome::Pending(name) => transfer.body.lock().ops.push((lane as u16, name)),
+            PostOutcome::Done(result) => done.complete(result),
         }
         Ok(())
     }

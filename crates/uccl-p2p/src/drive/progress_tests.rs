@@ -21,7 +21,7 @@ use uccl_fabric::{
     clock,
     lane::{
         Aftermath, Caps, HostLane, Interest, Lane, LaneError, MessageLane, MessageSink, OpKind,
-        OpName, OpResult, Operation, Posted,
+        OpName, OpResult, Operation, PostOutcome,
     },
     mem::{RemoteSpan, Span},
     signal::Word,
@@ -39,8 +39,8 @@ use super::{
     park::Parker,
 };
 use crate::{
-    Accepted, Config, ConnId, Endpoint, Error, Interrupt, Iov, MrId, Op, Request, Transport,
-    Uninterrupted,
+    Acceptance, Config, ConnId, Endpoint, Error, Interrupt, Iov, MrId, NoInterrupt, Op, Request,
+    Transport,
 };
 
 /// Longer than any awaited event takes.
@@ -73,8 +73,8 @@ fn register(ep: &Endpoint, memory: &mut [u8]) -> (MrId, Iov) {
 impl Writer {
     fn new() -> Self {
         let (from, to) = (endpoint(), endpoint());
-        let from_conn = from.connect(to.addr(), None, &mut Uninterrupted).expect("connected");
-        let to_conn = to.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        let from_conn = from.connect(to.addr(), None, &mut NoInterrupt).expect("connected");
+        let to_conn = to.accept(None, &mut NoInterrupt).expect("accepted").conn;
         let mut memory = [0, 1].map(|byte| vec![byte; 8].into_boxed_slice());
         let (_, iov) = register(&from, &mut memory[0]);
         let (mr, theirs) = register(&to, &mut memory[1]);
@@ -85,7 +85,7 @@ impl Writer {
     fn write(&self) {
         let (iovs, adverts) = ([self.iov], [self.advert]);
         let request = Request::new(self.from_conn, Op::Write, &iovs, &adverts);
-        self.from.run(&request, &mut Uninterrupted).expect("written");
+        self.from.run(&request, &mut NoInterrupt).expect("written");
     }
 }
 
@@ -203,7 +203,7 @@ impl Lane for Endless {
         }
     }
 
-    unsafe fn post(&self, _: Operation) -> Result<Posted, LaneError> {
+    unsafe fn post(&self, _: Operation) -> Result<PostOutcome, LaneError> {
         Err(LaneError::Killed)
     }
 
@@ -246,7 +246,7 @@ impl MessageLane for Endless {
         false
     }
 
-    unsafe fn post_signalled(&self, _: Operation, _: Word) -> Result<Posted, LaneError> {
+    unsafe fn post_signalled(&self, _: Operation, _: Word) -> Result<PostOutcome, LaneError> {
         Err(LaneError::Killed)
     }
 
@@ -270,7 +270,11 @@ impl HostLane for Endless {
         false
     }
 
-    unsafe fn post_signalled_by_gpu(&self, _: Operation, _: Word) -> Result<Posted, LaneError> {
+    unsafe fn post_signalled_by_gpu(
+        &self,
+        _: Operation,
+        _: Word,
+    ) -> Result<PostOutcome, LaneError> {
         Err(LaneError::Killed)
     }
 
@@ -346,7 +350,7 @@ fn a_worker_that_helps_accepts_connections_meanwhile() {
     while lane.helped.load(SeqCst) == 0 && begun.elapsed() < FAR {
         sleep(Duration::from_millis(1));
     }
-    let connected = other.connect(busy.addr(), Some(FAR), &mut Uninterrupted);
+    let connected = other.connect(busy.addr(), Some(FAR), &mut NoInterrupt);
     let helped = lane.helped.load(SeqCst);
     lane.is_over.store(true, SeqCst);
     connected.expect("connected while the worker helps");
@@ -408,7 +412,7 @@ fn an_accepted_connection_that_no_worker_can_watch_is_gone() {
         ..Arc::into_inner(Endless::new()).expect("nobody else has it")
     });
     let conn = Endless::of(&lane, &ep, ep.addr());
-    let accepted = Accepted { conn: conn.id, ip: [127, 0, 0, 1].into(), gpu_index: 0 };
+    let accepted = Acceptance { conn: conn.id, ip: [127, 0, 0, 1].into(), gpu_index: 0 };
     begin(ep.core(), &conn, accepted).expect_err("it cannot be watched");
     assert!(conn.is_failed() && ep.core().open_conns().is_empty(), "it stays, and nobody reads it");
     assert!(ep.core().accepts.lock().waiting.is_empty(), "it is offered");

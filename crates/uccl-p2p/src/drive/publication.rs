@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Status, Uninterrupted,
+        NoInterrupt, Status,
         drive::{
             addresses::Entry,
             core::connection::transfer::{After, Kind, Plan},
@@ -177,7 +177,7 @@ mod tests {
         })
         .expect("there is room");
         transfer.op_ended();
-        let ended = p.a.wait(transfer.id, None, &mut Uninterrupted).expect("it is known");
+        let ended = p.a.wait(transfer.id, None, &mut NoInterrupt).expect("it is known");
         assert!(matches!(ended, Status::Failed(Error::RemoteAccess { .. })), "{ended:?}");
         assert!(conn.looked_up.with(|known| known.at(range.addr).is_none()), "it has the key");
         drop((transfer, conn));

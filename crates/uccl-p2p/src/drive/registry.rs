@@ -138,7 +138,7 @@ mod tests {
     };
 
     use crate::{
-        Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted,
+        Acceptance, Config, Endpoint, Iov, NoInterrupt, Op, Request, Status, Transport,
         drive::{
             core::{MAX_ACCEPTS, NOTIF_LIMIT},
             pair::on_loopback,
@@ -151,8 +151,8 @@ mod tests {
         let (a, b) = (Endpoint::new(config()), Endpoint::new(config()));
         let (a, b) = (a.expect("an endpoint"), b.expect("an endpoint"));
         for _ in 0..3 {
-            let conn = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-            b.accept(None, &mut Uninterrupted).expect("accepted");
+            let conn = a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+            b.accept(None, &mut NoInterrupt).expect("accepted");
             a.disconnect(conn).expect("it was there");
         }
         let begun = Instant::now();
@@ -175,7 +175,7 @@ mod tests {
     fn empty_notifications_count_too() {
         let ends = [on_loopback(), on_loopback()]
             .map(|config| Endpoint::new(config).expect("an endpoint"));
-        let conn = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
+        let conn = ends[0].connect(ends[1].addr(), None, &mut NoInterrupt).expect("connected");
         ends[1].core().notif_bytes.store(NOTIF_LIMIT, Relaxed);
         let send = || ends[0].send_notif(conn, b"", None).expect("posted");
         let is_there = |id| !matches!(ends[0].poll(id).expect("known"), Status::Pending);
@@ -193,7 +193,7 @@ mod tests {
         let recv = Request::new(back, Op::Recv, &iovs[1], &[]);
         ends[1].post(&recv).expect("posted");
         let send = Request::new(conn, Op::Send, &iovs[0], &[]);
-        ends[0].run(&send, &mut Uninterrupted).expect("sent");
+        ends[0].run(&send, &mut NoInterrupt).expect("sent");
         assert!(!is_there(sent[1]), "the second must wait for the first to be taken");
         assert_eq!(ends[1].take_notifs().expect("ours").len(), 1);
         until("there is room again", || is_there(sent[1]));
@@ -205,13 +205,13 @@ mod tests {
         let ends = [on_loopback(), on_loopback()]
             .map(|config| Endpoint::new(config).expect("an endpoint"));
         let waiting = || ends[1].core().accepts.lock().waiting.len();
-        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+        let connect = || ends[0].connect(ends[1].addr(), None, &mut NoInterrupt);
         let first = connect().expect("connected");
         let second = connect().expect("connected");
         until("both are offered", || waiting() == 2);
         ends[0].disconnect(first).expect("it was there");
         until("the first has left", || waiting() == 1);
-        let accepted = ends[1].accept(None, &mut Uninterrupted).expect("the second");
+        let accepted = ends[1].accept(None, &mut NoInterrupt).expect("the second");
         ends[1].check_connection(accepted.conn).expect("it lives");
         ends[0].check_connection(second).expect("it lives");
     }
@@ -220,17 +220,17 @@ mod tests {
     fn so_many_connections_wait_for_accept_and_no_more() {
         let ends = [on_loopback(), on_loopback()]
             .map(|config| Endpoint::new(config).expect("an endpoint"));
-        let waits = |at: usize| Accepted {
+        let waits = |at: usize| Acceptance {
             conn: crate::ConnId(at as u64),
             ip: [127, 0, 0, 1].into(),
             gpu_index: 0,
         };
         let full = (0..MAX_ACCEPTS).map(waits).collect();
         ends[1].core().accepts.lock().waiting = full;
-        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+        let connect = || ends[0].connect(ends[1].addr(), None, &mut NoInterrupt);
         let refused = connect().expect_err("there is no place").to_string();
         assert!(refused.contains("accept"), "{refused}");
-        ends[1].accept(None, &mut Uninterrupted).expect("one of them");
+        ends[1].accept(None, &mut NoInterrupt).expect("one of them");
         connect().expect("there is a place");
     }
 
@@ -239,9 +239,8 @@ mod tests {
         let ends = [on_loopback(), on_loopback()]
             .map(|config| Endpoint::new(config).expect("an endpoint"));
         let connect = || {
-            let conn =
-                ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
-            ends[1].accept(None, &mut Uninterrupted).expect("accepted");
+            let conn = ends[0].connect(ends[1].addr(), None, &mut NoInterrupt).expect("connected");
+            ends[1].accept(None, &mut NoInterrupt).expect("accepted");
             conn
         };
         let core = ends[0].core();

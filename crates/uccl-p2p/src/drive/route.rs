@@ -149,7 +149,7 @@ mod tests {
     use uccl_fabric::mem::Span;
 
     use super::*;
-    use crate::{Config, Endpoint, Transport, Uninterrupted, drive::pair::on_loopback};
+    use crate::{Config, Endpoint, NoInterrupt, Transport, drive::pair::on_loopback};
 
     fn name(route: &Route<'_>) -> &'static str {
         match route {
@@ -179,7 +179,7 @@ mod tests {
                 Config { transport: Transport::Tcp, tcp_streams: 3, ask_owners, ..on_loopback() };
             let [here, there] =
                 [(); 2].map(|()| Endpoint::new(settings.clone()).expect("an endpoint"));
-            let conn = here.connect(there.addr(), None, &mut Uninterrupted).expect("connected");
+            let conn = here.connect(there.addr(), None, &mut NoInterrupt).expect("connected");
             let conn = here.core().conn(conn).expect("it is there");
             if ask_owners {
                 assert_eq!(routes(&conn, OpKind::Write, 2, 8), ["owner"; 2]);

@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Endpoint, Iov, Op, Request, Status, TransferId, Uninterrupted,
+        Endpoint, Iov, NoInterrupt, Op, Request, Status, TransferId,
         drive::{
             core::connection::{
                 deferred_transfers::{DueTransfer, Mark},
@@ -151,11 +151,11 @@ mod tests {
         fn recv(&self, iov: Iov) {
             let iovs = [iov];
             let recv = Request::new(self.to_a, Op::Recv, &iovs, &[]);
-            self.b.run(&recv, &mut Uninterrupted).expect("received: the connection lives");
+            self.b.run(&recv, &mut NoInterrupt).expect("received: the connection lives");
         }
 
         fn end_of(&self, send: TransferId) -> Status {
-            self.a.wait(send, None, &mut Uninterrupted).expect("known")
+            self.a.wait(send, None, &mut NoInterrupt).expect("known")
         }
     }
 
@@ -259,10 +259,10 @@ mod tests {
         assert!(matches!(post(), Err(Error::Full { limit: MAX_PIECES, .. })));
         // An answered send makes room.
         let recv = Request::new(to_a, Op::Recv, &there, &[]);
-        b.run(&recv, &mut Uninterrupted).expect("received");
+        b.run(&recv, &mut NoInterrupt).expect("received");
         while matches!(post(), Err(Error::Full { .. })) {
             std::thread::yield_now();
         }
-        b.run(&recv, &mut Uninterrupted).expect("received: the connection lives");
+        b.run(&recv, &mut NoInterrupt).expect("received: the connection lives");
     }
 }

@@ -112,7 +112,7 @@ mod tests {
         },
         Change,
     };
-    use crate::{Error, Op, Request, Signal, Uninterrupted};
+    use crate::{Error, NoInterrupt, Op, Request, Signal};
 
     /// Longer than anything takes that has to happen.
     const FAR: Duration = Duration::from_secs(20);
@@ -133,7 +133,7 @@ mod tests {
             let waiter = scope.spawn(|| p.b.core().signalled.sleep(FAR));
             // More than one, because the first may come before the waiter sleeps.
             while !waiter.is_finished() {
-                p.a.run(&write, &mut Uninterrupted).expect("signalled");
+                p.a.run(&write, &mut NoInterrupt).expect("signalled");
                 written += 1;
             }
         });
@@ -166,7 +166,7 @@ mod tests {
         let old = Arc::new(Connection::new(p.to_b, Arc::clone(p.a.core()), peer, links));
         let refused = p.a.start(Arc::clone(&old), &write, None);
         assert!(matches!(refused, Err(Error::TooOld { .. })), "it was posted");
-        p.a.run(&write, &mut Uninterrupted).expect("the connection lives");
+        p.a.run(&write, &mut NoInterrupt).expect("the connection lives");
         assert_eq!(word.load(Acquire), 1);
         drop(old);
         p.close();

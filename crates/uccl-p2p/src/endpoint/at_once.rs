@@ -11,7 +11,7 @@ use std::{
 
 use smallvec::{SmallVec, smallvec};
 use uccl_fabric::{
-    lane::{Completion, HostLane, LaneError, OpKind, OpName, Operation, Posted, RailLane},
+    lane::{Completion, HostLane, LaneError, OpKind, OpName, Operation, PostOutcome, RailLane},
     mem::{RemoteSpan, Span},
     signal::Word,
 };
@@ -295,14 +295,16 @@ impl Endpoint {
         &self,
         single: &'a Single,
         work: Work,
-        post: impl FnOnce(Operation) -> Result<Posted, LaneError>,
+        post: impl FnOnce(Operation) -> Result<PostOutcome, LaneError>,
     ) -> Result<Result<PostedPiece<'a>, Option<StartOutcome>>> {
         let room = single.conn.core.transfers.room()?;
         let now = Arc::new(InlineOp::default());
         Ok(match post(work.operation(Arc::clone(&now) as _)) {
-            Ok(Posted::Pending(name)) => Ok(PostedPiece { now, name, room }),
-            Ok(Posted::Done(Ok(()))) => Err(Some(StartOutcome::Done(self.done_now(single, false)))),
-            Ok(Posted::Done(Err(_))) | Err(_) => Err(None),
+            Ok(PostOutcome::Pending(name)) => Ok(PostedPiece { now, name, room }),
+            Ok(PostOutcome::Done(Ok(()))) => {
+                Err(Some(StartOutcome::Done(self.done_now(single, false))))
+            }
+            Ok(PostOutcome::Done(Err(_))) | Err(_) => Err(None),
         })
     }
 

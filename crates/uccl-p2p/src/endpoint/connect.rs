@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Accepted, ConnectRequest, Endpoint, Interrupt, SLICE};
+use super::{Acceptance, ConnectRequest, Endpoint, Interrupt, SLICE};
 use crate::{
     drive::{
         attempt::Attempt,
@@ -205,7 +205,7 @@ impl Endpoint {
         &self,
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
-    ) -> Result<Accepted> {
+    ) -> Result<Acceptance> {
         let core = self.here()?;
         let timeout = timeout.unwrap_or(self.config().transfer_timeout);
         let until = timers::end_unless_zero(timeout);
@@ -232,7 +232,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// The endpoint is closed, or the process is a forked child.
-    pub fn try_accept(&self) -> Result<Option<Accepted>> {
+    pub fn try_accept(&self) -> Result<Option<Acceptance>> {
         let core = self.here()?;
         core.usable()?;
         Ok(core.accepts.lock().waiting.pop_front())

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use super::{
-    Endpoint, Interrupt, Request, Status, Tried,
+    Endpoint, Interrupt, Request, Status, TryOutcome,
     transfers::{StartOutcome, end},
 };
 use crate::{
@@ -137,10 +137,10 @@ impl Endpoint {
     ///
     /// # Errors
     /// The same as those of `try_run`.
-    pub fn try_run_held(&self, request: &Request<'_>) -> Result<Tried<TransferHandle>> {
+    pub fn try_run_held(&self, request: &Request<'_>) -> Result<TryOutcome<TransferHandle>> {
         Ok(match self.try_begin(request)? {
-            StartOutcome::Done(outcome) => Tried::Done(outcome),
-            StartOutcome::Transfer(transfer) => Tried::Under(self.handle_of(transfer)),
+            StartOutcome::Done(outcome) => TryOutcome::Done(outcome),
+            StartOutcome::Transfer(transfer) => TryOutcome::Under(self.handle_of(transfer)),
         })
     }
 
@@ -165,7 +165,7 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use crate::{
-        Change, Error, Op, Request, Signal, Status, Tried, Uninterrupted,
+        Change, Error, NoInterrupt, Op, Request, Signal, Status, TryOutcome,
         drive::{core::connection::transfers::KEPT, pair::JoinedPair},
     };
 
@@ -181,12 +181,12 @@ mod tests {
         let (held, known) = (pair.a.post_held(&write), pair.a.post(&write));
         let (held, known) = (held.expect("posted"), known.expect("posted"));
         let tried = pair.a.try_run_held(&write).expect("posted");
-        let Tried::Under(failing) = tried else { panic!("nobody has answered") };
+        let TryOutcome::Under(failing) = tried else { panic!("nobody has answered") };
         failing.cancel().expect("ours");
         for _ in 0..KEPT / 64 + 1 {
             let many = [(); 64].map(|()| pair.a.post_held(&write).expect("posted"));
             for one in many {
-                let ended = one.wait(None, &mut Uninterrupted).expect("ours");
+                let ended = one.wait(None, &mut NoInterrupt).expect("ours");
                 assert!(matches!(ended, Status::Done(_)), "{ended:?}");
             }
         }

@@ -7,7 +7,7 @@ use uccl_fabric::lane::OpKind;
 use uccl_wire::advert::Advert;
 
 use super::{
-    Endpoint, Iov, Op, TransferHandle, Tried,
+    Endpoint, Iov, Op, TransferHandle, TryOutcome,
     at_once::Single,
     transfers::{StartOutcome, check_counts, settle},
 };
@@ -113,7 +113,7 @@ impl Endpoint {
         conn: ConnId,
         prepared: &PreparedTransfer,
         notif: Option<&[u8]>,
-    ) -> Result<Tried<TransferHandle>> {
+    ) -> Result<TryOutcome<TransferHandle>> {
         let conn = self.usable_conn(conn)?;
         prepared.check(self.instance(), &conn)?;
         let single = match notif {
@@ -125,9 +125,9 @@ impl Endpoint {
             None => None,
         };
         Ok(match made {
-            Some(StartOutcome::Done(outcome)) => Tried::Done(outcome),
-            Some(StartOutcome::Transfer(transfer)) => Tried::Under(self.handle_of(transfer)),
-            None => Tried::Under(self.handle_of(self.post_to(&conn, prepared, notif)?)),
+            Some(StartOutcome::Done(outcome)) => TryOutcome::Done(outcome),
+            Some(StartOutcome::Transfer(transfer)) => TryOutcome::Under(self.handle_of(transfer)),
+            None => TryOutcome::Under(self.handle_of(self.post_to(&conn, prepared, notif)?)),
         })
     }
 
@@ -196,7 +196,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{Status, Transport, Uninterrupted, drive::pair::JoinedPair};
+    use crate::{NoInterrupt, Status, Transport, drive::pair::JoinedPair};
 
     /// Longer than anything takes that has to happen.
     const FAR: Duration = Duration::from_secs(20);
@@ -235,8 +235,8 @@ mod tests {
 
         fn run(&self, prepared: &PreparedTransfer, notif: Option<&[u8]>) -> Result<()> {
             match self.pair.a.try_run_prepared(self.pair.to_b, prepared, notif)? {
-                Tried::Done(_) => Ok(()),
-                Tried::Under(transfer) => match transfer.wait(None, &mut Uninterrupted)? {
+                TryOutcome::Done(_) => Ok(()),
+                TryOutcome::Under(transfer) => match transfer.wait(None, &mut NoInterrupt)? {
                     Status::Failed(e) => Err(e),
                     Status::Done(_) | Status::Pending => Ok(()),
                 },
@@ -280,7 +280,7 @@ mod tests {
             let both = Both::new(by);
             let write = both.prepared(Op::Write);
             let post = || match both.pair.a.try_run_prepared(both.pair.to_b, &write, None) {
-                Ok(Tried::Under(transfer)) => transfer,
+                Ok(TryOutcome::Under(transfer)) => transfer,
                 other => panic!("{other:?}"),
             };
             for _ in 0..10 {
@@ -308,7 +308,7 @@ mod tests {
             for round in 5..8 {
                 both.mine.fill(round);
                 let posted = both.pair.a.post_prepared(both.pair.to_b, &write, None);
-                let ended = both.pair.a.wait(posted.expect("posted"), None, &mut Uninterrupted);
+                let ended = both.pair.a.wait(posted.expect("posted"), None, &mut NoInterrupt);
                 assert!(matches!(ended, Ok(Status::Done(_))), "{by:?}: {ended:?}");
                 assert!(both.seen().0.iter().all(|byte| *byte == round), "{by:?} {round}");
             }

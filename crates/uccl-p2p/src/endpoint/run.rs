@@ -1,16 +1,18 @@
 //! Transfers that are done at once where that takes no longer than to start them.
 
-use super::{CudaStream, Endpoint, Interrupt, Outcome, Request, Tried, transfers::StartOutcome};
+use super::{
+    CudaStream, Endpoint, Interrupt, Outcome, Request, TryOutcome, transfers::StartOutcome,
+};
 use crate::error::Result;
 use std::sync::Arc;
 
 impl Endpoint {
     /// Does a transfer at once if that takes no longer than to start it, and else starts it. A
     /// transfer that was done at once has no id.
-    pub fn try_run(&self, request: &Request<'_>) -> Result<Tried> {
+    pub fn try_run(&self, request: &Request<'_>) -> Result<TryOutcome> {
         Ok(match self.try_begin(request)? {
-            StartOutcome::Done(outcome) => Tried::Done(outcome),
-            StartOutcome::Transfer(transfer) => Tried::Under(transfer.id),
+            StartOutcome::Done(outcome) => TryOutcome::Done(outcome),
+            StartOutcome::Transfer(transfer) => TryOutcome::Under(transfer.id),
         })
     }
 

@@ -14,7 +14,7 @@ use uccl_fabric::{
 use uccl_wire::{advert::Advert, message::MAX_IOVS, signal::SIGNAL_LEN};
 
 use super::{
-    CudaStream, Endpoint, Interrupt, Iov, Op, Outcome, Request, Signal, Status, Uninterrupted,
+    CudaStream, Endpoint, Interrupt, Iov, NoInterrupt, Op, Outcome, Request, Signal, Status,
 };
 use crate::{
     drive::{
@@ -128,7 +128,7 @@ impl Endpoint {
         }
         if cuda::has_few_queues() && transfer.conn.may_stage(&transfer) {
             // Its deadline ends it.
-            wait::wait(transfer.conn.claim(), &transfer, None, &mut Uninterrupted)?;
+            wait::wait(transfer.conn.claim(), &transfer, None, &mut NoInterrupt)?;
             return Ok(());
         }
         let signal = cuda::Signal::new(stream.context());
@@ -252,7 +252,7 @@ pub(super) fn end(transfer: &Arc<Transfer>) -> Status {
         transfer.conn.fence(transfer, Fence::Cancel);
         let soon = Instant::now() + Duration::from_millis(5);
         let claim = transfer.conn.claim();
-        if let Ok(true) = wait::wait(claim, transfer, Some(soon), &mut Uninterrupted) {
+        if let Ok(true) = wait::wait(claim, transfer, Some(soon), &mut NoInterrupt) {
             break;
         }
         let late = started.elapsed();

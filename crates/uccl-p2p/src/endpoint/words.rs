@@ -280,7 +280,7 @@ mod tests {
         time::Duration,
     };
 
-    use crate::{Error, Uninterrupted, Until, drive::pair::JoinedPair};
+    use crate::{Error, NoInterrupt, Until, drive::pair::JoinedPair};
 
     #[test]
     fn a_caller_that_waits_for_a_peers_signal_is_told_that_the_peer_is_lost() {
@@ -292,7 +292,7 @@ mod tests {
         let far = Some(Duration::from_secs(60));
         let wait = || {
             let until = Until::AtLeast(1);
-            pair.b.wait_word_from(pair.to_a, (mr, at), until, far, &mut Uninterrupted)
+            pair.b.wait_word_from(pair.to_a, (mr, at), until, far, &mut NoInterrupt)
         };
         std::thread::scope(|scope| {
             let waiting = scope.spawn(wait);

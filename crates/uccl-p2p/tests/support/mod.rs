@@ -7,8 +7,8 @@ pub(crate) mod suite;
 use std::{sync::atomic::AtomicU64, time::Duration};
 
 use uccl_p2p::{
-    Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId, Transport,
-    Uninterrupted, wire::advert::Advert,
+    Config, ConnId, Endpoint, Error, Iov, MrId, NoInterrupt, Op, Request, Status, TransferId,
+    Transport, wire::advert::Advert,
 };
 
 use self::{loopback::on_loopback, place::Place};
@@ -40,8 +40,8 @@ pub(crate) fn pair_of(change: [&dyn Fn(&mut Config); 2]) -> Pair {
         places[at].run(|| Endpoint::new(config).expect("an endpoint"))
     };
     let (a, b) = (end(0), end(1));
-    let connect = || a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    let accept = || b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let connect = || a.connect(b.addr(), None, &mut NoInterrupt).expect("connected");
+    let accept = || b.accept(None, &mut NoInterrupt).expect("accepted").conn;
     let (to_b, to_a) = (places[0].run(connect), places[1].run(accept));
     Pair { a, b, to_b, to_a }
 }
@@ -92,7 +92,7 @@ pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 pub(crate) fn finish(ep: &Endpoint, transfer: TransferId) -> Result<u64, Error> {
-    match ep.wait(transfer, None, &mut Uninterrupted)? {
+    match ep.wait(transfer, None, &mut NoInterrupt)? {
         Status::Done(outcome) => Ok(outcome.bytes),
         Status::Failed(e) => Err(e),
         Status::Pending => panic!("{transfer} hangs"),

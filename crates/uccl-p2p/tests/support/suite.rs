@@ -11,8 +11,8 @@ use std::{
 };
 
 use uccl_p2p::{
-    Change, Endpoint, Error, Iov, Op, Request, Signal, Status, TransferHandle, TransferId, Tried,
-    Uninterrupted, Until, wire::advert::Advert,
+    Change, Endpoint, Error, Iov, NoInterrupt, Op, Request, Signal, Status, TransferHandle,
+    TransferId, TryOutcome, Until, wire::advert::Advert,
 };
 
 use super::{Pair, advert, advert_word, finish, iov, pattern, register, register_words, request};
@@ -28,7 +28,7 @@ fn write_and_read() {
             let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
             let adverts = [advert(&p.b, there, &to[..len])];
             let iovs = [iov(here, &from[..len])];
-            let done = p.a.run(&request(p.to_b, Op::Write, &iovs, &adverts), &mut Uninterrupted);
+            let done = p.a.run(&request(p.to_b, Op::Write, &iovs, &adverts), &mut NoInterrupt);
             assert_eq!(done.expect("written").bytes, len as u64, "{link} {len}");
             assert!(from[..len] == to[..len], "{link} {len}");
             let mut back = vec![0xDD; len.max(1)];
@@ -54,8 +54,8 @@ fn a_transfer_that_is_tried_is_done_or_under_way() {
             let (iovs, adverts) = ([iov(here, &from)], [advert(&p.b, there, &to)]);
             let write = request(p.to_b, Op::Write, &iovs, &adverts);
             let moved = match p.a.try_run(&write).expect(link) {
-                Tried::Done(outcome) => outcome.bytes,
-                Tried::Under(id) => finish(&p.a, id).expect(link),
+                TryOutcome::Done(outcome) => outcome.bytes,
+                TryOutcome::Under(id) => finish(&p.a, id).expect(link),
             };
             assert_eq!(moved, len as u64, "{link}");
             assert!(from == to, "{link}");
@@ -124,7 +124,7 @@ fn vectors_of_many_pieces() {
         let iovs: Vec<_> = from.chunks(piece).map(|chunk| iov(here, chunk)).collect();
         let adverts: Vec<_> =
             to.chunks(piece).rev().map(|chunk| advert(&p.b, there, chunk)).collect();
-        let done = p.a.run(&request(p.to_b, Op::Write, &iovs, &adverts), &mut Uninterrupted);
+        let done = p.a.run(&request(p.to_b, Op::Write, &iovs, &adverts), &mut NoInterrupt);
         assert_eq!(done.expect("written").bytes, (n * piece) as u64, "{link}");
         assert!(from.chunks(piece).eq(to.chunks(piece).rev()), "{link}");
         let targets: Vec<_> = to.chunks(piece).map(|chunk| iov(there, chunk)).collect();
@@ -150,14 +150,14 @@ fn vectors_are_cut_where_a_lane_takes_no_more() {
         let adverts: Vec<_> =
             (0..COUNT).map(|i| p.b.advertise(n, place(&sink, i), 2).expect("inside")).collect();
         let write = request(p.to_b, Op::Write, &iovs, &adverts);
-        let done = p.a.run(&write, &mut Uninterrupted).expect(name);
+        let done = p.a.run(&write, &mut NoInterrupt).expect(name);
         assert_eq!(done.bytes, 2 * COUNT as u64, "{name}");
         for (i, (got, sent)) in sink.chunks(4).zip(source.chunks(4)).enumerate() {
             assert_eq!(got, [sent[0], sent[1], 0, 0], "{name}: piece {i}");
         }
         // Two-sided transfers have a limit of fewer pieces.
         let send = request(p.to_b, Op::Send, &iovs, &[]);
-        assert!(matches!(p.a.run(&send, &mut Uninterrupted), Err(Error::Invalid(_))), "{name}");
+        assert!(matches!(p.a.run(&send, &mut NoInterrupt), Err(Error::Invalid(_))), "{name}");
     }
 }
 
@@ -181,7 +181,7 @@ fn notifications_follow_their_data() {
         let mut heard = Vec::new();
         while heard.len() < said.len() {
             let limit = Some(Duration::from_secs(20));
-            let more = p.b.wait_notifs(limit, &mut Uninterrupted).expect("notified");
+            let more = p.b.wait_notifs(limit, &mut NoInterrupt).expect("notified");
             assert!(!more.is_empty(), "{link}: {} of {} came", heard.len(), said.len());
             heard.extend(more);
         }
@@ -219,14 +219,14 @@ fn signals_follow_the_bytes_that_they_stand_for() {
             let id = p.a.post(&set).expect("posted");
             let until = Until::AtLeast(round);
             let at = |word: &AtomicU64| word.as_ptr() as usize;
-            let seen = p.b.wait_word(m, at(&of_b[0]), until, limit, &mut Uninterrupted);
+            let seen = p.b.wait_word(m, at(&of_b[0]), until, limit, &mut NoInterrupt);
             // Links may need the owner's help. Workers give it: a wait for a word drives no link.
             assert_eq!(seen.expect(link), round, "{link} {len}");
             assert!(from[..len] == to[..len], "{link} {len}: a signal before its bytes");
             finish(&p.a, id).expect("written");
             to.fill(0xEE);
             let add = Request { signal: signal(word(1), Change::Add(10)), ..write };
-            p.a.run(&add, &mut Uninterrupted).expect("written");
+            p.a.run(&add, &mut NoInterrupt).expect("written");
             assert_eq!(of_b[1].load(Acquire), 10 * round, "{link} {len}: done, and not visible");
             assert!(from[..len] == to[..len], "{link} {len}");
             for (ep, mr) in [(&p.a, here), (&p.b, there)] {
@@ -244,12 +244,12 @@ fn a_signal_needs_no_bytes_and_comes_before_the_notification() {
         let m = register_words(&p.b, &of_b);
         let signal = signal(advert_word(&p.b, m, &of_b[0]), Change::Add(u64::MAX));
         let none = Request { signal, ..request(p.to_b, Op::Write, &[], &[]) };
-        let done = p.a.run(&none, &mut Uninterrupted).expect(link);
+        let done = p.a.run(&none, &mut NoInterrupt).expect(link);
         assert_eq!((done.bytes, of_b[0].load(Acquire)), (0, u64::MAX), "{link}");
         let notified = Request { notif: Some(b"signalled"), ..none };
         let id = p.a.post(&notified).expect("posted");
         let limit = Some(Duration::from_secs(20));
-        let heard = p.b.wait_notifs(limit, &mut Uninterrupted).expect("notified");
+        let heard = p.b.wait_notifs(limit, &mut NoInterrupt).expect("notified");
         assert_eq!(of_b[0].load(Acquire), u64::MAX - 1, "{link}");
         assert_eq!(heard[0].payload, b"signalled", "{link}");
         finish(&p.a, id).expect("done");
@@ -271,7 +271,7 @@ fn nothing_is_signalled_that_is_not_there_or_not_allowed() {
                 let adverts = [bytes];
                 let write = request(p.to_b, Op::Write, &iovs, &adverts);
                 let signal = signal(word, Change::Add(1));
-                p.a.run(&Request { signal, ..write }, &mut Uninterrupted)
+                p.a.run(&Request { signal, ..write }, &mut NoInterrupt)
             };
             let forged = |advert: Advert| Advert { key: advert.key ^ 1, ..advert };
             let refused = write(forged(bytes), good);
@@ -293,10 +293,10 @@ fn nothing_is_signalled_that_is_not_there_or_not_allowed() {
         }
         let read = request(p.to_b, Op::Read, &[], &[]);
         let read = Request { signal: signal(good, Change::Add(1)), ..read };
-        assert!(matches!(p.a.run(&read, &mut Uninterrupted), Err(Error::Invalid(_))), "{link}");
+        assert!(matches!(p.a.run(&read, &mut NoInterrupt), Err(Error::Invalid(_))), "{link}");
         p.b.deregister(m).expect("unused");
         let revoked = Request { op: Op::Write, ..read };
-        let revoked = p.a.run(&revoked, &mut Uninterrupted);
+        let revoked = p.a.run(&revoked, &mut NoInterrupt);
         assert!(matches!(revoked, Err(Error::RemoteAccess { .. })), "{link} {revoked:?}");
         assert!(of_b.iter().all(|word| word.load(Acquire) == 0), "{link}");
     }
@@ -327,7 +327,7 @@ fn strong_signals_stand_for_all_of_their_context() {
             let none = Request { signal, context: 5, ..request(p.to_b, Op::Write, &[], &[]) };
             ids.push(p.a.post(&none).expect("posted"));
             let (at, until) = (of_b[0].as_ptr() as usize, Until::Equals(round));
-            p.b.wait_word(m, at, until, limit, &mut Uninterrupted).expect(link);
+            p.b.wait_word(m, at, until, limit, &mut NoInterrupt).expect(link);
             assert!(from == to, "{link}: a strong signal before a write of its context");
             for id in ids {
                 finish(&p.a, id).expect("done");
@@ -345,10 +345,10 @@ fn strong_signals_stand_for_all_of_their_context() {
         let signalled = p.a.post(&none).and_then(|id| finish(&p.a, id));
         assert!(matches!(signalled, Err(Error::ContextFailed { context: 5 })), "{link}");
         assert!(failing.and_then(|id| finish(&p.a, id)).is_err(), "{link}");
-        let signalled = p.a.run(&none, &mut Uninterrupted);
+        let signalled = p.a.run(&none, &mut NoInterrupt);
         assert!(matches!(signalled, Err(Error::ContextFailed { context: 5 })), "{link}");
         assert_eq!(of_b[0].load(Acquire), 8, "{link}");
-        p.a.run(&Request { context: 6, ..none }, &mut Uninterrupted).expect(link);
+        p.a.run(&Request { context: 6, ..none }, &mut NoInterrupt).expect(link);
         assert_eq!(of_b[0].load(Acquire), 9, "{link}");
         for (ep, mr) in [(&p.a, here), (&p.b, there), (&p.b, m)] {
             ep.deregister(mr).expect("unused");
@@ -371,7 +371,7 @@ fn signals_of_several_threads_add_up() {
             for _ in 0..3 {
                 scope.spawn(|| {
                     for _ in 0..EACH {
-                        p.a.run(&write, &mut Uninterrupted).expect(link);
+                        p.a.run(&write, &mut NoInterrupt).expect(link);
                     }
                 });
             }
@@ -475,7 +475,7 @@ fn strong_signals_in(link: &str, p: &Pair, threads: usize, contexts: usize) -> u
         };
         // Waits on handles: more transfers may end meanwhile than the endpoint keeps results of.
         let finish = |transfer: TransferHandle| {
-            let status = transfer.wait(None, &mut Uninterrupted).expect(link);
+            let status = transfer.wait(None, &mut NoInterrupt).expect(link);
             assert!(matches!(status, Status::Done(_)), "{link}: {status:?}");
         };
         let mut under_way: VecDeque<[_; 4]> = VecDeque::new();
@@ -536,7 +536,7 @@ fn a_word_that_does_not_change_is_waited_for_as_long_as_was_said() {
         let m = register_words(&p.b, &of_b);
         let at = of_b[0].as_ptr() as usize;
         let soon = Some(Duration::from_millis(30));
-        let wait = |at, until| p.b.wait_word(m, at, until, soon, &mut Uninterrupted);
+        let wait = |at, until| p.b.wait_word(m, at, until, soon, &mut NoInterrupt);
         assert!(matches!(wait(at, Until::AtLeast(1)), Err(Error::Timeout(_))), "{link}");
         assert_eq!(wait(at, Until::Equals(0)).expect("it is"), 0, "{link}");
         assert!(matches!(wait(at + 4, Until::Equals(0)), Err(Error::Invalid(_))), "{link}");
@@ -555,14 +555,14 @@ fn nobody_is_notified_of_data_that_was_refused() {
             let write = |advert: Advert, notif| {
                 let adverts = [advert];
                 let write = request(p.to_b, Op::Write, &iovs, &adverts);
-                p.a.run(&Request { notif: Some(notif), ..write }, &mut Uninterrupted)
+                p.a.run(&Request { notif: Some(notif), ..write }, &mut NoInterrupt)
             };
             let refused = write(Advert { key: good.key ^ 1, ..good }, b"refused");
             assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
             write(good, b"landed").expect("written");
             // A notification of the refused write would have come first.
             let limit = Some(Duration::from_secs(20));
-            let heard = p.b.wait_notifs(limit, &mut Uninterrupted).expect("notified");
+            let heard = p.b.wait_notifs(limit, &mut NoInterrupt).expect("notified");
             let heard: Vec<_> = heard.into_iter().map(|notif| notif.payload).collect();
             assert_eq!(heard, [b"landed"], "{link} {len}");
             p.a.deregister(here).expect("unused");
@@ -600,7 +600,7 @@ fn the_owner_refuses() {
         let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
         let good = advert(&p.b, there, &to);
         let write = |advert: Advert| {
-            p.a.run(&request(p.to_b, Op::Write, &[iov(here, &from)], &[advert]), &mut Uninterrupted)
+            p.a.run(&request(p.to_b, Op::Write, &[iov(here, &from)], &[advert]), &mut NoInterrupt)
         };
         let forged = Advert { key: good.key ^ 1, ..good };
         let beyond = Advert { addr: good.addr + 1, ..good };
@@ -630,7 +630,7 @@ fn an_advert_reaches_the_region_that_it_was_made_of_and_no_other() {
         let (all, part) = (register(&p.b, &mut to), register(&p.b, &mut to[3000..6000]));
         let write = |advert: Advert| {
             let iovs = [iov(here, &from[..advert.len as usize])];
-            p.a.run(&request(p.to_b, Op::Write, &iovs, &[advert]), &mut Uninterrupted)
+            p.a.run(&request(p.to_b, Op::Write, &iovs, &[advert]), &mut NoInterrupt)
         };
         let refused = |advert: Advert| {
             let refused = write(advert);
@@ -679,7 +679,7 @@ fn cancel_and_deadline_end_a_transfer_that_would_never_end() {
             let late = ended_by_itself(&p.a, id);
             let exceeded = matches!(late, Status::Failed(Error::DeadlineExceeded { .. }));
             assert!(exceeded, "{link} {late:?}");
-            let late = p.a.run(&soon, &mut Uninterrupted);
+            let late = p.a.run(&soon, &mut NoInterrupt);
             assert!(matches!(late, Err(Error::DeadlineExceeded { .. })), "{link} {late:?}");
         }
         p.a.check_connection(p.to_b).expect("the connection lives");

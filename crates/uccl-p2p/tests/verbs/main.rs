@@ -12,7 +12,7 @@ mod removed;
 mod support;
 mod usage;
 
-use uccl_p2p::{Config, Error, Iov, Op, Request, Transport, Uninterrupted};
+use uccl_p2p::{Config, Error, Iov, NoInterrupt, Op, Request, Transport};
 use uccl_wire::advert::Advert;
 
 use self::{
@@ -50,7 +50,7 @@ fn without_devices_a_connection_names_the_missing_library() {
         only(&mut config);
         uccl_p2p::Endpoint::new(config).expect("an endpoint needs no library")
     });
-    let refused = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+    let refused = ends[0].connect(ends[1].addr(), None, &mut NoInterrupt);
     let why = refused.expect_err("there are no rails").to_string();
     assert!(why.contains("/nonexistent/libibverbs.so"), "{why}");
 }
@@ -80,7 +80,7 @@ fn a_short_write_of_memory_that_is_not_mapped_ends() {
             let adverts = [Advert { len: len as u64, ..advert }];
             let iovs = [Iov { mr, ptr: ours, len }];
             let request = Request::new(p.to_b, Op::Write, &iovs, &adverts);
-            p.a.run(&request, &mut Uninterrupted)
+            p.a.run(&request, &mut NoInterrupt)
         };
         let protect = |how| {
             // SAFETY: the page of this test.

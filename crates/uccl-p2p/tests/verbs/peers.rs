@@ -7,7 +7,7 @@ use std::{
 };
 
 use uccl_p2p::{
-    Config, ConnId, Endpoint, Error, Op, Status, Transport, Uninterrupted, wire::advert::Advert,
+    Config, ConnId, Endpoint, Error, NoInterrupt, Op, Status, Transport, wire::advert::Advert,
 };
 
 use crate::{
@@ -40,7 +40,7 @@ fn owner_process() {
     let advert: Vec<_> =
         advert(&ep, mr, &memory).encode().iter().map(|byte| format!("{byte:02x}")).collect();
     println!("\nat {} {}", ep.addr(), advert.concat());
-    let conn = place.run(|| ep.accept(None, &mut Uninterrupted).expect("accepted").conn);
+    let conn = place.run(|| ep.accept(None, &mut NoInterrupt).expect("accepted").conn);
     until("the end of its peer", || ep.check_connection(conn).is_err());
 }
 
@@ -78,7 +78,7 @@ impl Drop for Owner {
 }
 
 fn connect(ep: &Endpoint, owner: &Owner) -> ConnId {
-    let conn = ep.connect(owner.addr, None, &mut Uninterrupted).expect("connected");
+    let conn = ep.connect(owner.addr, None, &mut NoInterrupt).expect("connected");
     let rails = || ep.connection(conn).expect("a connection").lanes;
     until("every rail", || rails() == devices("RDMA_VM_DEVS", 2).len().max(1));
     conn
@@ -98,7 +98,7 @@ fn transfers_to_a_killed_process_fail_and_give_everything_back() {
         let conn = connect(&ep, &owner);
         let mr = register(&ep, &mut memory);
         let (iovs, adverts) = ([iov(mr, &memory)], [owner.advert]);
-        ep.run(&request(conn, op, &iovs, &adverts), &mut Uninterrupted).expect("it lives");
+        ep.run(&request(conn, op, &iovs, &adverts), &mut NoInterrupt).expect("it lives");
         let posted =
             [(); 4].map(|()| ep.post(&request(conn, op, &iovs, &adverts)).expect("posted"));
         std::thread::sleep(std::time::Duration::from_millis(20));

@@ -1,6 +1,6 @@
 //! A device that is removed in mid-transfer: its transfers move to another link, and nothing hangs.
 
-use uccl_p2p::{Config, Uninterrupted};
+use uccl_p2p::{Config, NoInterrupt};
 
 use crate::{
     cables::Spare,
@@ -47,13 +47,13 @@ fn goes_on(p: &Pair, rails: usize) {
     let mut memory = EndMemory::new(1 << 20);
     memory.write(there(p), |_| {}).expect("what is left is used");
     memory.write(back(p), |_| {}).expect("what is left is used");
-    let conn = p.a.connect(p.b.addr(), None, &mut Uninterrupted);
+    let conn = p.a.connect(p.b.addr(), None, &mut NoInterrupt);
     if rails == 0 {
         let why = conn.expect_err("a link without rails was asked for").to_string();
         return assert!(why.contains("spare"), "{why}");
     }
     let conn = conn.expect("connected");
-    p.b.accept(None, &mut Uninterrupted).expect("accepted");
+    p.b.accept(None, &mut NoInterrupt).expect("accepted");
     let anew = Way { from: &p.a, to: &p.b, conn };
     assert_eq!(anew.rails(), rails);
     memory.write(anew, |_| {}).expect("what is left is used");

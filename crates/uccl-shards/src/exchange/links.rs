@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uccl_p2p::{
     Change, ConnId, Endpoint, Iov, Op, PreparedTransfer, Request, Signal, Status, TransferHandle,
-    Tried,
+    TryOutcome,
 };
 use uccl_wire::advert::Advert;
 
@@ -123,8 +123,8 @@ pub(crate) fn run(
     let mut under_way = Vec::with_capacity(transfers.len());
     for (conn, prepared) in transfers {
         match endpoint.try_run_prepared(*conn, prepared, None) {
-            Ok(Tried::Done(_)) => {}
-            Ok(Tried::Under(handle)) => under_way.push(handle),
+            Ok(TryOutcome::Done(_)) => {}
+            Ok(TryOutcome::Under(handle)) => under_way.push(handle),
             Err(e) => {
                 fence(&under_way)?;
                 return Err(e.into());

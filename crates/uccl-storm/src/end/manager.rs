@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use uccl_p2p::{ConnId, Error, Uninterrupted};
+use uccl_p2p::{ConnId, Error, NoInterrupt};
 
 use super::{
     EndArgs, notifs,
@@ -114,10 +114,10 @@ impl Manager {
         }
         let made = if self.shared.number == 0 {
             let Some(peer) = *self.shared.peer.lock() else { return };
-            let connect = || world.ep.connect(peer.addr, None, &mut Uninterrupted);
+            let connect = || world.ep.connect(peer.addr, None, &mut NoInterrupt);
             watch::call("connect", world.ep.config().timeout, connect)
         } else {
-            let accept = || world.ep.accept(Some(PATIENCE), &mut Uninterrupted);
+            let accept = || world.ep.accept(Some(PATIENCE), &mut NoInterrupt);
             watch::call("accept", PATIENCE, accept).map(|accepted| accepted.conn)
         };
         match made {

@@ -15,7 +15,7 @@ use uccl_conformance::Inbox;
 use uccl_device::MemoryKind;
 use uccl_fabric::gpu::CopyBy;
 use uccl_fabric::lane::{
-    Completion, Lane, LaneError, MessageLane, OpKind, OpName, OpResult, Operation, Posted,
+    Completion, Lane, LaneError, MessageLane, OpKind, OpName, OpResult, Operation, PostOutcome,
     RemoteSpans, Spans,
 };
 use uccl_fabric::mem::{RemoteSpan, Span};
@@ -72,8 +72,8 @@ impl Side {
         let done = Arc::clone(done) as Arc<dyn Completion>;
         // SAFETY: the tests keep their memory until both lanes are gone.
         match unsafe { self.lane.post(Operation { kind, local, memory, remote, done }) }? {
-            Posted::Pending(name) => Ok(name),
-            Posted::Done(result) => panic!("streams answer later, not {result:?}"),
+            PostOutcome::Pending(name) => Ok(name),
+            PostOutcome::Done(result) => panic!("streams answer later, not {result:?}"),
         }
     }
 

@@ -22,7 +22,7 @@ use crate::{
         socket::Socket,
     },
     error::{Error, Result},
-    types::Accepted,
+    types::Acceptance,
 };
 
 /// The first stream of a connection, and all that has joined it.
@@ -84,7 +84,7 @@ pub(super) fn establish(
         return Err(Error::Invalid("the peer left during the handshake".into()));
     }
     let ip = first.addr.ip().to_canonical();
-    begin(core, &conn, Accepted { conn: conn.id, ip, gpu_index })
+    begin(core, &conn, Acceptance { conn: conn.id, ip, gpu_index })
 }
 
 /// Gives an established connection to workers and to `accept`. A connection without a worker would
@@ -92,7 +92,7 @@ pub(super) fn establish(
 pub(in crate::drive) fn begin(
     core: &Arc<Core>,
     conn: &Arc<Connection>,
-    accepted: Accepted,
+    accepted: Acceptance,
 ) -> Result<()> {
     if let Err(e) = Workers::attach(core, conn) {
         conn.close(e.clone());

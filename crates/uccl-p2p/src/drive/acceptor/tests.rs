@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     Config, Endpoint, Transport,
     drive::{core::MAX_ACCEPTS, pair::on_loopback},
-    types::Accepted,
+    types::Acceptance,
 };
 
 fn endpoint() -> Endpoint {
@@ -178,7 +178,7 @@ fn with_untried_rails(timeout: Duration) -> (Endpoint, Stranger, TcpStream) {
 #[test]
 fn a_connection_with_untried_rails_counts_among_those_that_wait() {
     let (other, stranger, _first) = with_untried_rails(Duration::ZERO);
-    let waits = Accepted { conn: crate::ConnId(0), ip: [127, 0, 0, 1].into(), gpu_index: 0 };
+    let waits = Acceptance { conn: crate::ConnId(0), ip: [127, 0, 0, 1].into(), gpu_index: 0 };
     other.core().accepts.lock().waiting = vec![waits; MAX_ACCEPTS - 1].into();
     let refused = stranger.shake(HelloKind::NewConnection).expect_err("there is no place");
     assert!(refused.contains("accept"), "{refused}");

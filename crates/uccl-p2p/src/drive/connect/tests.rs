@@ -15,7 +15,7 @@ use uccl_local::{
 use uccl_wire::frame::{HEADER_LEN, Header, Kind};
 
 use super::*;
-use crate::{Config, ConnectRequest, Endpoint, MrId, Uninterrupted, drive::pair::on_loopback};
+use crate::{Config, ConnectRequest, Endpoint, MrId, NoInterrupt, drive::pair::on_loopback};
 
 /// Longer than any awaited event takes.
 const FAR: Duration = Duration::from_secs(20);
@@ -168,7 +168,7 @@ fn is_waited_for(then: Then, give_back: fn(&Endpoint, MrId) -> Result<()>) {
     let slot = ep.core().mrs.get(mr).expect("it is there").region.slot;
     let (addr, meet) = Peer::listen();
     std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| ep.connect(addr, Some(FAR), &mut Uninterrupted));
+        let connecting = scope.spawn(|| ep.connect(addr, Some(FAR), &mut NoInterrupt));
         let peer = meet();
         let copies = peer.accesses.claim(slot).expect("a word");
         let connecting = match then {

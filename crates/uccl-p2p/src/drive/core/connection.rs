@@ -37,7 +37,7 @@ use crate::{
     },
     error::{Error, Result},
     ids::ConnId,
-    types::{Accepted, ConnInfo},
+    types::{Acceptance, ConnInfo},
 };
 
 /// The peer at the other end.
@@ -61,7 +61,7 @@ pub(crate) struct Connection {
     pub(crate) peer: Peer,
     pub(crate) lanes: LaneSet,
     /// The connection for `accept`, kept here until its rails have been tried.
-    pub(crate) accepting: Mutex<Option<Accepted>>,
+    pub(crate) accepting: Mutex<Option<Acceptance>>,
     pub(crate) care: LaneCare,
     /// The protocol session. It stays locked while a message is sent, so that messages are sent in
     /// the order in which they were encoded.

@@ -64,7 +64,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        ConnId, Error, Iov, Op, Outcome, Request, Uninterrupted,
+        ConnId, Error, Iov, NoInterrupt, Op, Outcome, Request,
         drive::{
             fake_stream::{FakeStream, INSTANCE},
             pair::on_loopback,
@@ -84,7 +84,7 @@ mod tests {
         let mr = unsafe { endpoint.register(ptr, len) }.expect("registered");
         let iovs = [Iov { mr, ptr, len }];
         let adverts = [Advert { instance: INSTANCE, addr: 4096, len: len as u64, key: 7, slot: 3 }];
-        let ran = endpoint.run(&Request::new(conn, Op::Write, &iovs, &adverts), &mut Uninterrupted);
+        let ran = endpoint.run(&Request::new(conn, Op::Write, &iovs, &adverts), &mut NoInterrupt);
         endpoint.deregister(mr).expect("nothing uses it any more");
         ran
     }

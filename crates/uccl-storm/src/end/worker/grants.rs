@@ -145,7 +145,7 @@ impl Worker {
         let ep = &self.world.ep;
         let sent = if self.rng.bool() {
             watch::call("run_notif", timeout, || {
-                ep.run_notif(conn, &payload, Some(timeout), &mut uccl_p2p::Uninterrupted)
+                ep.run_notif(conn, &payload, Some(timeout), &mut uccl_p2p::NoInterrupt)
             })
         } else {
             watch::call("send_notif", timeout, || ep.send_notif(conn, &payload, Some(timeout)))

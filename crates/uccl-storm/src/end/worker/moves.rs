@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::atomic::Ordering::SeqCst, time::Duration};
 
 use uccl_p2p::{
-    ConnId, Error, Interrupt, Iov, MrId, Op, Outcome, Request, Status, TransferId, Tried,
+    ConnId, Error, Interrupt, Iov, MrId, Op, Outcome, Request, Status, TransferId, TryOutcome,
     wire::advert::Advert,
 };
 
@@ -204,18 +204,18 @@ impl Worker {
         let tried = match self.rng.u32(0..4) {
             0 => {
                 let mut interrupt = RandomInterrupt(&mut self.rng);
-                watch::call("run", limit, || ep.run(&request, &mut interrupt)).map(Tried::Done)
+                watch::call("run", limit, || ep.run(&request, &mut interrupt)).map(TryOutcome::Done)
             }
             1 => watch::call("try_run", limit, || ep.try_run(&request)),
-            _ => watch::call("post", limit, || ep.post(&request)).map(Tried::Under),
+            _ => watch::call("post", limit, || ep.post(&request)).map(TryOutcome::Under),
         };
         match tried {
-            Ok(Tried::Under(id)) => {
+            Ok(TryOutcome::Under(id)) => {
                 self.note(format!("{id}"));
                 new.id = Some(id);
                 self.moves.push(new);
             }
-            Ok(Tried::Done(outcome)) => self.finish(new, &Ok(outcome)),
+            Ok(TryOutcome::Done(outcome)) => self.finish(new, &Ok(outcome)),
             Err(e) => self.finish(new, &Err(e)),
         }
     }
@@ -338,7 +338,7 @@ impl Worker {
         let time = Duration::from_micros(self.rng.u64(0..20_000));
         let ep = &self.world.ep;
         let status =
-            watch::call("wait", time, || ep.wait(id, Some(time), &mut uccl_p2p::Uninterrupted));
+            watch::call("wait", time, || ep.wait(id, Some(time), &mut uccl_p2p::NoInterrupt));
         self.end_move(at, status);
     }
 
