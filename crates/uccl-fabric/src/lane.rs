@@ -108,7 +108,8 @@ pub struct Operation {
     pub memory: MemoryKind,
     /// The remote pieces, in order.
     pub remote: RemoteSpans,
-    /// Called once, when the operation has ended, unless [`Lane::post`] returned [`PostOutcome::Done`].
+    /// Called once, when the operation has ended, unless [`Lane::post`] returned
+    /// [`PostOutcome::Done`].
     pub done: Arc<dyn Completion>,
 }
 
