@@ -69,8 +69,6 @@ pub(crate) mod work;
 pub(crate) mod worker;
 
 #[cfg(test)]
-pub(crate) mod fake_stream;
-#[cfg(test)]
 pub(crate) mod pair;
 #[cfg(test)]
 mod progress_tests;

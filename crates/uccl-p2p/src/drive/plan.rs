@@ -184,7 +184,7 @@ impl Connection {
         self.kick();
     }
 
-    pub(crate) fn least_loaded(&self) -> usize {
+    pub(super) fn least_loaded(&self) -> usize {
         if self.lanes.all.len() == 1 {
             return 0;
         }

@@ -2,8 +2,6 @@
 //! takes no longer than making a transfer. Other pieces are posted, and become transfers only if
 //! they have not ended after a moment.
 
-mod on_a_stream;
-
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -75,11 +73,6 @@ impl Single {
         Self { op, kind, conn, lease, local, remote, context: 0, signal: None, timeout: None }
     }
 
-    /// Whether a stream moves it soon: it is short, and no GPU has to copy its bytes.
-    fn is_soon_on_a_stream(&self) -> bool {
-        self.local.len <= on_a_stream::MOST_BYTES && self.lease.mr().kind.is_host_accessible()
-    }
-
     fn work(&self) -> Work {
         let (local, remote) = ([self.local].into(), [self.remote].into());
         Work { kind: self.kind, memory: self.lease.mr().kind, local, remote }
@@ -141,9 +134,8 @@ impl Endpoint {
     }
 
     /// Begins a piece in the shortest way: a short piece to or from a process of this host is
-    /// copied on this thread; a piece for a GPU or for rails, or a short one for a stream, is
-    /// posted. `None`: it has to become a transfer right away, which also yields the owner's own
-    /// error message.
+    /// copied on this thread; a piece for a GPU or for rails is posted. `None`: it has to become a
+    /// transfer right away, which also yields the owner's own error message.
     pub(super) fn begin_now(&self, single: &Single) -> Result<Option<StartOutcome>> {
         let Single { conn, local, remote, signal, context, .. } = single;
         let short = self.make_now(single)?;
@@ -163,9 +155,6 @@ impl Endpoint {
             {
                 self.copy_now(single, &**host, work, None)
             }
-            (Route::Stream, None) if word.is_none() && single.is_soon_on_a_stream() => {
-                self.stream_now(single, work)
-            }
             _ => Ok(None),
         }
     }
@@ -175,9 +164,7 @@ impl Endpoint {
     pub(super) fn make_now(&self, single: &Single) -> Result<Option<StartOutcome>> {
         match single.signal {
             Some((word, strong)) => self.signal_now(single, word, strong),
-            None => {
-                Ok(copy_short(single).then(|| StartOutcome::Done(self.done_now(single, false))))
-            }
+            None => Ok(copy_short(single).then(|| StartOutcome::Done(self.done_now(single)))),
         }
     }
 
@@ -198,7 +185,7 @@ impl Endpoint {
             // SAFETY: inside a region, which the lease keeps registered.
             let done = unsafe { lane.try_signalled(*local, remote, &word.span, word.change) };
             if let Some(Ok(())) = done {
-                return Ok(Some(StartOutcome::Done(self.done_now(single, false))));
+                return Ok(Some(StartOutcome::Done(self.done_now(single))));
             }
         }
         // Before a byte moves: asking the owner to change the word may take a transfer.
@@ -207,7 +194,7 @@ impl Endpoint {
             return Ok(None);
         }
         if let Some(Ok(())) = lane.try_signal(&word.span, word.change) {
-            return Ok(Some(StartOutcome::Done(self.done_now(single, false))));
+            return Ok(Some(StartOutcome::Done(self.done_now(single))));
         }
         // Asks the owner, which changes the word or says why not.
         let transfer = conn.admit_in(room, single.plan(After::of(Some(word), None), self));
@@ -241,7 +228,7 @@ impl Endpoint {
             (0..LOOKS).take_while(|_| !now.has_ended()).for_each(|_| lane.progress_copies());
         }
         match now.result() {
-            Some(Ok(())) => Ok(Some(StartOutcome::Done(self.done_now(single, false)))),
+            Some(Ok(())) => Ok(Some(StartOutcome::Done(self.done_now(single)))),
             Some(Err(_)) if word.is_none() => Ok(None),
             // With a signal, a failed copy is not tried again: a second attempt could change the
             // word twice.
@@ -277,7 +264,7 @@ impl Endpoint {
         });
         if let Some(Ok(())) = now.result() {
             single.shown()?;
-            return Ok(Some(StartOutcome::Done(self.done_now(single, false))));
+            return Ok(Some(StartOutcome::Done(self.done_now(single))));
         }
         let successor = |transfer: &Arc<Transfer>| {
             Arc::new(Piece { transfer: Arc::clone(transfer), work, lane: place }) as _
@@ -301,9 +288,7 @@ impl Endpoint {
         let now = Arc::new(InlineOp::default());
         Ok(match post(work.operation(Arc::clone(&now) as _)) {
             Ok(PostOutcome::Pending(name)) => Ok(PostedPiece { now, name, room }),
-            Ok(PostOutcome::Done(Ok(()))) => {
-                Err(Some(StartOutcome::Done(self.done_now(single, false))))
-            }
+            Ok(PostOutcome::Done(Ok(()))) => Err(Some(StartOutcome::Done(self.done_now(single)))),
             Ok(PostOutcome::Done(Err(_))) | Err(_) => Err(None),
         })
     }
@@ -326,11 +311,11 @@ impl Endpoint {
     }
 
     /// Counts a transfer that was done on the spot.
-    fn done_now(&self, single: &Single, checksummed: bool) -> Outcome {
+    fn done_now(&self, single: &Single) -> Outcome {
         let (counters, bytes) = (&self.core().counters, single.local.len as u64);
         counters.posted.fetch_add(1, Relaxed);
         counters.ended_well(Some(single.op), bytes);
-        Outcome { bytes, checksummed }
+        Outcome { bytes, checksummed: false }
     }
 }
 

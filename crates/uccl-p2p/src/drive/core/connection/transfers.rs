@@ -166,12 +166,6 @@ impl Transfers {
         drop(live);
     }
 
-    /// How many transfers have been listed so far.
-    #[cfg(test)]
-    pub(crate) fn listed(&self) -> u32 {
-        self.inner.lock().generation
-    }
-
     /// The unfinished transfers for which `pick` is true.
     pub(crate) fn unfinished(&self, pick: impl Fn(&Transfer) -> bool) -> Vec<Arc<Transfer>> {
         let inner = self.inner.lock();
