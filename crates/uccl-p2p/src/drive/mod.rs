@@ -29,7 +29,6 @@ mod glances;
 mod gpu_signal;
 pub(crate) mod grants;
 pub(crate) mod greeting;
-mod hot_lanes;
 pub(crate) mod inline_op;
 pub(crate) mod lane_set;
 mod lane_workers;

@@ -24,14 +24,10 @@ const SPINNERS: usize = 4;
 /// from running.
 const CROWDED_SPIN: Duration = Duration::from_micros(10);
 
-/// Whether there are fewer processors than threads that may spin at a time.
-pub(crate) fn is_crowded() -> bool {
-    thread::available_parallelism().is_ok_and(|cpus| cpus.get() < SPINNERS)
-}
-
 /// How long workers spin before they sleep, on lanes that callers use as well.
 pub(crate) fn spin_beside_callers(config: &Config) -> Duration {
-    if is_crowded() { config.spin.min(CROWDED_SPIN) } else { config.spin }
+    let crowded = thread::available_parallelism().is_ok_and(|cpus| cpus.get() < SPINNERS);
+    if crowded { config.spin.min(CROWDED_SPIN) } else { config.spin }
 }
 
 /// The first version of Linux's `struct sched_attr`.

@@ -22,15 +22,14 @@ use super::{
         connection::attached_lane::AttachedLane,
         workers::{ACCEPTOR, BELL, Kick, Shard, Workers},
     },
-    hot_lanes::{EventPace, HotLanes},
     places,
 };
 use crate::error::{Error, Result};
 
 /// How often deadlines are checked while transfers are unfinished.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
-/// How long a worker spins before it lets others have its processor, where there are few.
-const YIELD_AFTER: Duration = Duration::from_micros(10);
+/// How often a spinning worker looks for events of other lanes.
+const GLANCE: Duration = Duration::from_micros(50);
 
 /// How long a worker sleeps after it found nothing to do on a lane that it could not arm.
 const NAP: Duration = Duration::from_micros(20);
@@ -54,9 +53,7 @@ fn run_with(core: &Arc<Core>, shard: usize, acceptor: Option<Acceptor>) {
         shard,
         spin: core.config.spin,
         spin_beside_callers: places::spin_beside_callers(&core.config),
-        is_crowded: places::is_crowded(),
-        hot: HotLanes::default(),
-        pace: EventPace::default(),
+        hot: Vec::new(),
         helping: VecDeque::new(),
         acceptor,
         events: Vec::with_capacity(64),
@@ -93,12 +90,9 @@ struct Worker {
     spin: Duration,
     /// How long it spins on lanes that callers use as well.
     spin_beside_callers: Duration,
-    /// Whether threads that spin keep others from running.
-    is_crowded: bool,
-    /// The lanes that it looks at in each turn.
-    hot: HotLanes<Arc<AttachedLane>>,
-    /// When it looks for events of the others.
-    pace: EventPace,
+    /// Lanes that are not armed, because they have just had something to do or callers look after
+    /// them.
+    hot: Vec<Arc<AttachedLane>>,
     /// Lanes that this worker helps with their shared work.
     helping: VecDeque<Arc<AttachedLane>>,
     acceptor: Option<Acceptor>,
@@ -134,18 +128,16 @@ impl Worker {
     ///
     /// Returns whether anything was done.
     fn spin(&mut self, core: &Arc<Core>) -> bool {
-        let shard = self.shard;
         let mut now = Instant::now();
-        self.pace.begin(now);
+        let mut glanced = now;
         let mut moved_at = None;
         loop {
             let mut moved = false;
             let mut free = false;
-            for hot in self.hot.iter_mut().filter(|hot| !hot.lane.left_to_callers(now)) {
-                free = true;
-                if hot.lane.progress(now) {
-                    hot.moved(now);
-                    moved = true;
+            for attached in &self.hot {
+                if !attached.left_to_callers(now) {
+                    free = true;
+                    moved |= attached.progress(now);
                 }
             }
             self.hot.retain(|attached| !attached.is_over());
@@ -158,19 +150,12 @@ impl Worker {
                 moved_at = Some(now);
             } else if moved_at.is_none_or(|moved_at| now - moved_at >= self.spin_at(now)) {
                 return moved_at.is_some();
-            } else if self.is_crowded && moved_at.is_some_and(|at| now - at >= YIELD_AFTER) {
-                // Another worker may have something to do, or the peer's.
-                std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
             }
-            self.hot.cool(now, |attached| {
-                attached.stays_away(now).is_none()
-                    && attached.arm(&core.workers.shards[shard].epoll)
-            });
-            if self.pace.is_due(now) {
-                let has_found = self.wait(core, Some(Duration::ZERO));
-                self.pace.note(now, has_found);
+            if now - glanced >= GLANCE {
+                glanced = now;
+                self.wait(core, Some(Duration::ZERO));
                 self.housekeep(core);
             }
         }
@@ -236,8 +221,7 @@ impl Worker {
         timeout
     }
 
-    /// Waits for events. Returns whether a lane has shown something.
-    fn wait(&mut self, core: &Arc<Core>, timeout: Option<Duration>) -> bool {
+    fn wait(&mut self, core: &Arc<Core>, timeout: Option<Duration>) {
         let shard = self.shard(core);
         self.events.clear();
         let waited = wait_on(&shard.epoll, &mut self.events, timeout);
@@ -247,7 +231,7 @@ impl Worker {
             tracing::error!("a worker cannot sleep: {e}");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let (mut rung, mut has_shown) = (false, false);
+        let mut rung = false;
         let events = std::mem::take(&mut self.events);
         for event in &events {
             match event.data.u64() {
@@ -260,7 +244,6 @@ impl Worker {
                 token => {
                     let attached = shard.lanes.lock().get(&token).cloned();
                     if let Some(attached) = attached {
-                        has_shown = true;
                         attached.woken();
                         self.heat(attached);
                     }
@@ -274,12 +257,13 @@ impl Worker {
         if let Some(acceptor) = &mut self.acceptor {
             acceptor.end_turn(core, &shard.epoll);
         }
-        has_shown
     }
 
     fn heat(&mut self, attached: Arc<AttachedLane>) {
         attached.heated();
-        self.hot.add(attached, Instant::now(), Arc::ptr_eq);
+        if !self.hot.iter().any(|other| Arc::ptr_eq(other, &attached)) {
+            self.hot.push(attached);
+        }
     }
 
     fn answer_bell(&mut self, core: &Arc<Core>) {
