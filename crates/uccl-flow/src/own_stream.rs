@@ -214,7 +214,7 @@ mod tests {
     fn a_note_is_a_part_of_the_stream_and_goes_again() {
         let (near, mut far) = ends();
         let mut own = OwnStream::new(near, 1000);
-        let note = FlowHead { offset: 7, ..FlowHead::note(HeadKind::Ring, 0, 5) };
+        let note = FlowHead::note(HeadKind::Ring, 7, 5);
         own.tell(&note);
         let mut came = [0; HEAD_LEN];
         far.read_exact(&mut came).expect("the note");

@@ -104,7 +104,7 @@ impl RingSender {
     pub(crate) fn note(&self) -> FlowHead {
         let fd = self.segment.as_ref().map_or(0, |segment| segment.fd().as_raw_fd());
         let name = u64::from(std::process::id()) << 32 | u64::from(fd.unsigned_abs());
-        FlowHead { offset: self.shared.load(TOKEN), ..FlowHead::note(HeadKind::Ring, 0, name) }
+        FlowHead::note(HeadKind::Ring, self.shared.load(TOKEN), name)
     }
 
     /// Whether messages may go by it.
@@ -183,7 +183,7 @@ impl RingReceiver {
         }
         let shared = Memory::new(&mapping)?;
         // In another namespace the same numbers may be another process's.
-        if shared.load(TOKEN) != note.offset || shared.load(IS_OPEN) != 0 {
+        if shared.load(TOKEN) != note.flow || shared.load(IS_OPEN) != 0 {
             return Err(ErrorKind::NotFound.into());
         }
         shared.store(IS_OPEN, 1);
@@ -285,7 +285,7 @@ mod tests {
     fn another_ring_is_not_opened() {
         let sender = RingSender::new(77).expect("a ring");
         let note = sender.note();
-        assert!(RingReceiver::open(&FlowHead { offset: 78, ..note }).is_err(), "another token");
+        assert!(RingReceiver::open(&FlowHead { flow: 78, ..note }).is_err(), "another token");
         let file = FlowHead { message: u64::from(std::process::id()) << 32, ..note };
         assert!(RingReceiver::open(&file).is_err(), "standard input");
         assert!(RingReceiver::open(&note).is_ok());

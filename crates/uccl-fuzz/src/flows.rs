@@ -56,5 +56,6 @@ pub(crate) fn flow_samples() -> Vec<Vec<u8>> {
         welcome.encode().to_vec(),
         chunk.encode().to_vec(),
         FlowHead::note(HeadKind::Posted, 7, 9).encode().to_vec(),
+        FlowHead::note(HeadKind::Ring, u64::MAX, 1 << 32 | 9).encode().to_vec(),
     ]
 }

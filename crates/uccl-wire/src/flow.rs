@@ -368,7 +368,7 @@ pub enum HeadKind {
     /// has looked for more since the last answer, else 0.
     Received,
     /// A ring in shared memory for messages of the flow, in the own stream: the sender's process
-    /// and descriptor are the halves of `message`, its token is `offset`.
+    /// and descriptor are the halves of `message`, its token is in the place of `flow`.
     Ring,
 }
 
@@ -449,10 +449,12 @@ impl FlowHead {
             HeadKind::Message => offset == 0 && len == total,
             HeadKind::Chunk => len > 0 && offset.checked_add(len).is_some_and(|end| end <= total),
             HeadKind::Received => tag <= 1 && total == 0 && offset == 0 && len == 0,
-            HeadKind::Ring => tag == 0 && total == 0 && len == 0,
-            HeadKind::Ack | HeadKind::Posted | HeadKind::End | HeadKind::Ping | HeadKind::Sent => {
-                tag == 0 && total == 0 && offset == 0 && len == 0
-            }
+            HeadKind::Ack
+            | HeadKind::Posted
+            | HeadKind::End
+            | HeadKind::Ping
+            | HeadKind::Sent
+            | HeadKind::Ring => tag == 0 && total == 0 && offset == 0 && len == 0,
         };
         if is_sound { Ok(head) } else { Err(FlowWireError::Value { field: "length", value: len }) }
     }
@@ -517,6 +519,7 @@ mod tests {
             FlowHead { kind: HeadKind::Ack, ..head },
             FlowHead { tag: 2, ..FlowHead::note(HeadKind::Received, 2, 3) },
             FlowHead { tag: 1, ..FlowHead::note(HeadKind::Ring, 2, 3) },
+            FlowHead { offset: 1, ..FlowHead::note(HeadKind::Ring, 2, 3) },
         ] {
             assert!(FlowHead::decode(&wrong.encode()).is_err(), "{wrong:?}");
         }
