@@ -80,7 +80,7 @@ pub(super) struct CallResults {
 
 /// The wait for a rank that is then left out, or that has failed: longer than a busy machine keeps
 /// one rank behind another.
-const SOON: Duration = Duration::from_secs(4);
+pub(super) const SOON: Duration = Duration::from_secs(4);
 /// The wait for the rest of a call of which most has come.
 pub(super) const REST: Duration = Duration::from_secs(2);
 /// Far more than any wait of a group of many ranks takes, which have a processor or two.

@@ -17,7 +17,7 @@ use uccl_ep::{
 use self::on_gpu::GpuCalls;
 use super::{
     Gpu, Loss, Masks, Route,
-    case::{assert_same, choices},
+    case::{SOON, assert_same, choices},
     masks::{Step, steps_of},
     world,
 };
@@ -146,9 +146,6 @@ const RARE: [u16; 10] =
 const UNTOUCHED: u8 = 0x5a;
 /// Far more than any wait takes.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The wait for a rank that is then left out: longer than a busy machine keeps one rank behind
-/// another.
-const SOON: Duration = Duration::from_secs(4);
 
 impl Normal {
     /// The same with all other fields drawn.

@@ -12,12 +12,9 @@ use uccl_ep::{
     record::Record,
 };
 
-use super::{Gpu, Ranks, Route, world};
+use super::{Gpu, Ranks, Route, case::SOON, world};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// The wait for a rank that is then left out, or that has failed: longer than a busy machine keeps
-/// one rank behind another.
-const SOON: Duration = Duration::from_secs(4);
 /// Wide, because a pool is a number of whole pages.
 const HIDDEN: usize = 1024;
 /// Each token chooses an expert of its own rank and one of the next rank.
