@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_flow::{Buffer, Connect, Flows, Handle, Listener, RecvFlow, SendFlow, Slot};
+use uccl_flow::{Buffer, Connect, FlowError, Flows, Handle, Listener, RecvFlow, SendFlow, Slot};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -28,6 +28,14 @@ pub(crate) fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
         assert!(begun.elapsed() < PATIENCE, "nothing happened");
         std::thread::yield_now();
     }
+}
+
+/// The next receive fails: the peer has closed, and all its messages have come.
+pub(crate) fn assert_peer_has_closed(recv: &RecvFlow) {
+    let mut room = vec![0; 1];
+    let receive = post_recv(recv, &mut room).expect("a slot");
+    let error = until(|| recv.test(receive).err());
+    assert!(matches!(error, FlowError::PeerClosed { .. }), "{error}");
 }
 
 pub(crate) fn pair(sender: &Flows, receiver: &Flows) -> (SendFlow, RecvFlow) {
